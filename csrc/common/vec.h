@@ -1,0 +1,183 @@
+// A vector of kLanes floats and what kernels do with it, written once for every instruction set.
+//
+// Built on the vector extensions of GCC and Clang, so + - * / and comparisons are operators and the
+// compiler picks the instructions of the object file's -m flags. Everything has internal linkage:
+// an object built for AVX-512 must never lend an inline function to one built for less.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "common/params.h"
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+#ifndef SPECDEC_ISA
+#error "vec.h belongs to per-ISA objects: SPECDEC_ISA names the namespace"
+#endif
+
+#define SPECDEC_INLINE __attribute__((always_inline)) inline
+
+namespace specdec {
+namespace SPECDEC_ISA {
+namespace {
+
+#if defined(SPECDEC_ISA_avx512)
+constexpr int kLanes = 16;
+#elif defined(SPECDEC_ISA_avx2)
+constexpr int kLanes = 8;
+#else
+constexpr int kLanes = 4;
+#endif
+
+typedef float F32 __attribute__((vector_size(kLanes * 4)));
+typedef int32_t I32 __attribute__((vector_size(kLanes * 4)));
+typedef uint32_t U32 __attribute__((vector_size(kLanes * 4)));
+typedef uint16_t U16 __attribute__((vector_size(kLanes * 2)));
+typedef F32 F32Unaligned __attribute__((aligned(4), may_alias));
+typedef I32 I32Unaligned __attribute__((aligned(4), may_alias));
+typedef U16 U16Unaligned __attribute__((aligned(2), may_alias));
+
+template <class To, class From>
+SPECDEC_INLINE To bit_cast(const From& value) {
+  static_assert(sizeof(To) == sizeof(From), "bit_cast needs equal sizes");
+  To result;
+  std::memcpy(&result, &value, sizeof(To));
+  return result;
+}
+
+SPECDEC_INLINE F32 broadcast(float value) { return value - F32{}; }
+SPECDEC_INLINE I32 broadcast_i32(int32_t value) { return value - I32{}; }
+
+SPECDEC_INLINE F32 select(I32 mask, F32 yes, F32 no) { return mask ? yes : no; }
+SPECDEC_INLINE I32 select(I32 mask, I32 yes, I32 no) { return mask ? yes : no; }
+
+// a where a > b, else b: a NaN in a yields b.
+SPECDEC_INLINE F32 vmax(F32 a, F32 b) { return select(a > b, a, b); }
+
+SPECDEC_INLINE F32 fma(F32 a, F32 b, F32 c) {
+#if defined(__AVX512F__) && defined(SPECDEC_ISA_avx512)
+  return (F32)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__) && defined(SPECDEC_ISA_avx2)
+  return (F32)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+  return (F32)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+  return a * b + c;
+#endif
+}
+
+// ---- element types: everything is computed in fp32
+
+SPECDEC_INLINE float to_float(float value) { return value; }
+SPECDEC_INLINE float to_float(BFloat16 value) { return bit_cast<float>(uint32_t(value.bits) << 16); }
+
+// Exact for every fp16 value, infinities and NaN included: shift the exponent into place, then let
+// a multiplication normalise subnormals.
+template <class U, class F>
+SPECDEC_INLINE F half_bits_to_float(U bits) {
+  const U sign = (bits & 0x8000u) << 16;
+  const U magnitude = (bits & 0x7fffu) << 13;
+  const U is_special = bits & 0x7c00u;
+  F value = bit_cast<F>(magnitude) * 0x1p112f;
+  U result = bit_cast<U>(value);
+  result = is_special == 0x7c00u ? (magnitude | 0x7f800000u) : result;
+  return bit_cast<F>(result | sign);
+}
+SPECDEC_INLINE float to_float(Half value) { return half_bits_to_float<uint32_t, float>(value.bits); }
+
+template <class T>
+SPECDEC_INLINE T from_float(float value);
+template <>
+SPECDEC_INLINE float from_float<float>(float value) {
+  return value;
+}
+template <>
+SPECDEC_INLINE BFloat16 from_float<BFloat16>(float value) {  // round to nearest even
+  const uint32_t bits = bit_cast<uint32_t>(value);
+  if (value != value) return BFloat16{uint16_t(0x7fc0u | (bits >> 16 & 0x8000u))};
+  return BFloat16{uint16_t((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16)};
+}
+template <>
+SPECDEC_INLINE Half from_float<Half>(float value) {  // round to nearest even
+  const uint32_t bits = bit_cast<uint32_t>(value);
+  const uint16_t sign = uint16_t(bits >> 16 & 0x8000u);
+  const uint32_t magnitude = bits & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return Half{uint16_t(sign | 0x7e00u)};
+  if (magnitude >= 0x477ff000u) return Half{uint16_t(sign | 0x7c00u)};
+  if (magnitude < 0x38800000u) {  // subnormal: the addition rounds at the right bit
+    const float rounded = bit_cast<float>(magnitude) + 0.5f;
+    return Half{uint16_t(sign | (bit_cast<uint32_t>(rounded) - 0x3f000000u))};
+  }
+  return Half{uint16_t(sign | ((magnitude - 0x38000000u + 0xfffu + (magnitude >> 13 & 1u)) >> 13))};
+}
+
+// ---- loads and stores; T is float, BFloat16 or Half, memory need not be aligned
+
+SPECDEC_INLINE F32 load(const float* source) { return *(const F32Unaligned*)source; }
+SPECDEC_INLINE F32 load(const BFloat16* source) {
+  const U16 bits = *(const U16Unaligned*)source;
+  return bit_cast<F32>(__builtin_convertvector(bits, U32) << 16);
+}
+SPECDEC_INLINE F32 load(const Half* source) {
+#if defined(__AVX512F__) && defined(SPECDEC_ISA_avx512)
+  return (F32)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)source));
+#elif defined(__F16C__) && defined(SPECDEC_ISA_avx2)
+  return (F32)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)source));
+#else
+  const U16 bits = *(const U16Unaligned*)source;
+  return half_bits_to_float<U32, F32>(__builtin_convertvector(bits, U32));
+#endif
+}
+
+// The first count (< kLanes) elements; the other lanes hold fill. Reads nothing beyond count.
+template <class T>
+SPECDEC_INLINE F32 load_partial(const T* source, int count, float fill) {
+  F32 result = broadcast(fill);
+  for (int lane = 0; lane < count; ++lane) result[lane] = to_float(source[lane]);
+  return result;
+}
+
+SPECDEC_INLINE void store(float* target, F32 value) { *(F32Unaligned*)target = value; }
+SPECDEC_INLINE void store(BFloat16* target, F32 value) {
+  const U32 bits = bit_cast<U32>(value);
+  const U32 rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+  const U32 quiet = 0x7fc0u | (bits >> 16 & 0x8000u);
+  const U32 chosen = (value != value) ? quiet : rounded;
+  *(U16Unaligned*)target = __builtin_convertvector(chosen, U16);
+}
+SPECDEC_INLINE void store(Half* target, F32 value) {
+  for (int lane = 0; lane < kLanes; ++lane) target[lane] = from_float<Half>(value[lane]);
+}
+template <class T>
+SPECDEC_INLINE void store_partial(T* target, F32 value, int count) {
+  for (int lane = 0; lane < count; ++lane) target[lane] = from_float<T>(value[lane]);
+}
+
+// ---- reductions over the lanes, always in the same order
+
+SPECDEC_INLINE float reduce_add(F32 value) {
+  for (int half = kLanes / 2; half > 0; half /= 2)
+    for (int lane = 0; lane < half; ++lane) value[lane] = value[lane] + value[lane + half];
+  return value[0];
+}
+SPECDEC_INLINE float reduce_max(F32 value) {
+  for (int half = kLanes / 2; half > 0; half /= 2)
+    for (int lane = 0; lane < half; ++lane)
+      value[lane] = value[lane] > value[lane + half] ? value[lane] : value[lane + half];
+  return value[0];
+}
+SPECDEC_INLINE bool any(I32 mask) {
+  int32_t bits = 0;
+  for (int lane = 0; lane < kLanes; ++lane) bits |= mask[lane];
+  return bits != 0;
+}
+
+}  // namespace
+}  // namespace SPECDEC_ISA
+}  // namespace specdec

@@ -1,0 +1,15 @@
+#pragma once
+
+#include "common/isa.h"
+#include "common/params.h"
+#include "common/status.h"
+
+namespace specdec {
+
+struct SampleParams {
+  int num_threads;
+};
+
+}  // namespace specdec
+
+SPECDEC_CPU_OP(sample, SampleParams)

@@ -1,0 +1,117 @@
+#include "tensor.h"
+
+namespace specdec {
+namespace {
+
+struct TorchDTypes {
+  py::object f32, bf16, f16, i32, i64;
+};
+
+const TorchDTypes& torch_dtypes() {
+  static const TorchDTypes* dtypes = [] {
+    py::module_ torch = py::module_::import("torch");
+    return new TorchDTypes{torch.attr("float32"), torch.attr("bfloat16"), torch.attr("float16"),
+                           torch.attr("int32"), torch.attr("int64")};
+  }();
+  return *dtypes;
+}
+
+DType as_dtype(const py::object& dtype) {
+  const TorchDTypes& known = torch_dtypes();
+  if (dtype.is(known.f32)) return DType::f32;
+  if (dtype.is(known.bf16)) return DType::bf16;
+  if (dtype.is(known.f16)) return DType::f16;
+  if (dtype.is(known.i32)) return DType::i32;
+  if (dtype.is(known.i64)) return DType::i64;
+  throw py::type_error("no kernel takes " + std::string(py::str(dtype)));
+}
+
+const char* dtype_name(DType dtype) {
+  switch (dtype) {
+    case DType::f32:
+      return "float32";
+    case DType::bf16:
+      return "bfloat16";
+    case DType::f16:
+      return "float16";
+    case DType::i32:
+      return "int32";
+    case DType::i64:
+      return "int64";
+  }
+  return "?";
+}
+
+std::string shape_text(const int64_t* shape, int ndim) {
+  std::string text = "[";
+  for (int i = 0; i < ndim; ++i)
+    text += (i ? ", " : "") + (shape[i] < 0 ? std::string("*") : std::to_string(shape[i]));
+  return text + "]";
+}
+
+int64_t item(const py::handle& tuple, int index) {
+  return PyLong_AsLongLong(PyTuple_GET_ITEM(tuple.ptr(), index));
+}
+
+}  // namespace
+
+Tensor as_tensor(const py::handle& value) {
+  Tensor tensor;
+  if (value.is_none()) return tensor;
+  tensor.data = reinterpret_cast<void*>(value.attr("data_ptr")().cast<std::uintptr_t>());
+  tensor.dtype = as_dtype(value.attr("dtype"));
+  const py::object shape = value.attr("shape");
+  const py::object stride = value.attr("stride")();
+  tensor.ndim = static_cast<int>(PyTuple_GET_SIZE(shape.ptr()));
+  if (tensor.ndim > kMaxDims) throw py::value_error("a tensor has more than 5 dimensions");
+  for (int i = 0; i < tensor.ndim; ++i) {
+    tensor.shape[i] = item(shape, i);
+    tensor.stride[i] = item(stride, i);
+  }
+  return tensor;
+}
+
+void expect_dtype(const char* name, const Tensor& tensor, std::initializer_list<DType> allowed) {
+  std::string wanted;
+  for (DType dtype : allowed) {
+    if (tensor.dtype == dtype) return;
+    wanted += (wanted.empty() ? "" : " or ") + std::string(dtype_name(dtype));
+  }
+  throw py::type_error(std::string(name) + ": expected " + wanted + ", got " +
+                       dtype_name(tensor.dtype));
+}
+
+void expect_shape(const char* name, const Tensor& tensor, std::initializer_list<int64_t> shape) {
+  bool matches = tensor.ndim == static_cast<int>(shape.size());
+  int i = 0;
+  for (int64_t size : shape) {
+    matches = matches && (size < 0 || tensor.shape[i] == size);
+    ++i;
+  }
+  if (matches) return;
+  throw py::value_error(std::string(name) + ": expected shape " +
+                        shape_text(shape.begin(), static_cast<int>(shape.size())) + ", got " +
+                        shape_text(tensor.shape, tensor.ndim));
+}
+
+void expect_contiguous(const char* name, const Tensor& tensor) {
+  int64_t stride = 1;
+  for (int i = tensor.ndim - 1; i >= 0; --i) {
+    if (tensor.shape[i] != 1 && tensor.stride[i] != stride)
+      throw py::value_error(std::string(name) + ": expected a contiguous tensor");
+    stride *= tensor.shape[i];
+  }
+}
+
+void expect_dense_rows(const char* name, const Tensor& tensor) {
+  const int last = tensor.ndim - 1;
+  if (last >= 0 && tensor.shape[last] > 1 && tensor.stride[last] != 1)
+    throw py::value_error(std::string(name) + ": expected a last dimension of stride 1");
+}
+
+void raise_unless_ok(const char* op, Status status) {
+  if (status != Status::ok)
+    throw std::runtime_error(std::string(op) + ": " + status_text(status));
+}
+
+}  // namespace specdec

@@ -1,0 +1,47 @@
+// How bindings see torch tensors without linking torch: pointer, dtype, shape and strides are read
+// through the tensor's own Python methods. The checks here are the last line of defence against a
+// wrong pointer; messages for users come from the public functions in specdec_kernels/ops.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+
+#include "common/params.h"
+#include "common/status.h"
+
+namespace specdec {
+
+namespace py = pybind11;
+
+constexpr int kMaxDims = 5;
+
+struct Tensor {
+  void* data = nullptr;
+  DType dtype = DType::f32;
+  int ndim = 0;
+  int64_t shape[kMaxDims] = {};
+  int64_t stride[kMaxDims] = {};
+
+  explicit operator bool() const { return data != nullptr; }
+  template <class T>
+  T* as() const {
+    return static_cast<T*>(data);
+  }
+};
+
+// Reads a torch.Tensor; None gives an empty Tensor.
+Tensor as_tensor(const py::handle& value);
+
+void expect_dtype(const char* name, const Tensor& tensor, std::initializer_list<DType> allowed);
+// -1 in shape accepts any size.
+void expect_shape(const char* name, const Tensor& tensor, std::initializer_list<int64_t> shape);
+void expect_contiguous(const char* name, const Tensor& tensor);
+// The last dimension has stride 1 (or at most one element).
+void expect_dense_rows(const char* name, const Tensor& tensor);
+// Throws RuntimeError "OP: reason" unless status is ok.
+void raise_unless_ok(const char* op, Status status);
+
+}  // namespace specdec

@@ -1,0 +1,101 @@
+"""The one place where a backend is chosen: reference | cpu | triton | cuda.
+
+Order: an explicit `backend=`, the `use_backend` context, the variable SPECDEC_BACKEND, else the
+first implementation of the op that suits the tensors' device. An explicit choice never falls back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from specdec_kernels import native
+
+BACKENDS = ("reference", "cpu", "triton", "cuda")
+LIBRARY = torch.library.Library("specdec_kernels", "DEF")
+
+_local = threading.local()
+
+
+@contextlib.contextmanager
+def use_backend(name: str) -> Iterator[None]:
+    """Every op called in this thread inside the context runs on backend `name`."""
+    if name not in BACKENDS:
+        raise ValueError(f"use_backend: expected one of {', '.join(BACKENDS)}, got {name!r}")
+    previous = getattr(_local, "backend", None)
+    _local.backend = name
+    try:
+        yield
+    finally:
+        _local.backend = previous
+
+
+def why_unavailable(backend: str, device_type: str) -> str | None:
+    """None when `backend` can run on tensors of `device_type`, else the reason."""
+    if backend == "reference":
+        return None
+    if backend == "cpu":
+        if device_type != "cpu":
+            return f"takes CPU tensors, got {device_type}"
+        return None if native.cpu is not None else native.cpu_error
+    if device_type != "cuda":
+        return f"takes CUDA tensors, got {device_type}"
+    if backend == "cuda":
+        return None if native.cuda is not None else native.cuda_error
+    return None
+
+
+def pick(
+    op: str, implementations: Mapping[str, Callable], device_type: str, explicit: str | None
+) -> Callable:
+    """The implementation to call; `implementations` maps backend to function, best first."""
+    wanted = explicit or getattr(_local, "backend", None) or os.environ.get("SPECDEC_BACKEND")
+    if not wanted:
+        for backend, function in implementations.items():
+            if why_unavailable(backend, device_type) is None:
+                return function
+    available = [b for b in implementations if why_unavailable(b, device_type) is None]
+    if wanted not in implementations:
+        raise RuntimeError(
+            f"{op}: no backend {wanted!r} (available here: {', '.join(available) or 'none'})"
+        )
+    reason = why_unavailable(wanted, device_type)
+    if reason is not None:
+        raise RuntimeError(
+            f"{op}: backend {wanted!r} is not available: {reason} "
+            f"(available here: {', '.join(available) or 'none'})"
+        )
+    return implementations[wanted]
+
+
+def register(
+    name: str, schema: str, implementations: Mapping[str, Callable], fake: Callable
+) -> Any:
+    """Defines `specdec_kernels::name` and returns the overload to call.
+
+    `schema` ends in the argument `str backend`, which the registered function takes off and resolves.
+    """
+    LIBRARY.define(f"{name}{schema}")
+
+    def run(*args: Any, backend: str = "", **kwargs: Any) -> Any:
+        function = pick(name, implementations, _device_type(args), backend)
+        return function(*args, **kwargs)
+
+    LIBRARY.impl(name, run, "CPU")
+    LIBRARY.impl(name, run, "CUDA")
+
+    def fake_without_backend(*args: Any, backend: str = "", **kwargs: Any) -> Any:
+        return fake(*args, **kwargs)
+
+    torch.library.register_fake(f"specdec_kernels::{name}", fake_without_backend, lib=LIBRARY)
+    return getattr(torch.ops.specdec_kernels, name).default
+
+
+def _device_type(args: Sequence[Any]) -> str:
+    first = args[0]
+    return (first[0] if isinstance(first, list | tuple) else first).device.type

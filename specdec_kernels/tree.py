@@ -1,0 +1,159 @@
+"""Plain data that travels through the loop: DraftTree, Acceptance, SamplingParams."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+ROOT_PARENT = -1
+PADDING_PARENT = -2
+
+
+class SamplingParams(NamedTuple):
+    """How each row of the batch is sampled. Every field is a tensor [B].
+
+    temperature (fp32): 0 is greedy. top_k (int32): <= 0 keeps all. top_p (fp32): >= 1 keeps all.
+    min_p (fp32): <= 0 keeps all. seed, position, step (int64): the counter of the random numbers;
+    `position` is that of the token being decided at the root.
+    """
+
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
+    seed: Tensor
+    position: Tensor
+    step: Tensor
+
+    @staticmethod
+    def make(
+        batch: int,
+        *,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        seed: int | Sequence[int] | Tensor = 0,
+        position: int | Sequence[int] | Tensor = 0,
+        step: int = 0,
+        device: torch.device | str = "cpu",
+    ) -> SamplingParams:
+        """One setting for all rows; `seed` and `position` may also be given per row."""
+
+        def per_row(value: int | Sequence[int] | Tensor) -> Tensor:
+            if isinstance(value, int):
+                return torch.full((batch,), value, dtype=torch.int64, device=device)
+            return torch.as_tensor(value, dtype=torch.int64, device=device)
+
+        def full(value: float, dtype: torch.dtype) -> Tensor:
+            return torch.full((batch,), value, dtype=dtype, device=device)
+
+        return SamplingParams(
+            full(temperature, torch.float32),
+            full(top_k, torch.int32),
+            full(top_p, torch.float32),
+            full(min_p, torch.float32),
+            per_row(seed),
+            per_row(position),
+            full(step, torch.int64),
+        )
+
+
+class Acceptance(NamedTuple):
+    """What one verification decided.
+
+    path: accepted slots, root first, -1 padded, int32 [B, T].
+    num_accepted: drafted tokens kept, the bonus token not counted, int32 [B].
+    output_token_ids: accepted tokens, then the recovered or bonus token, -1 padded, int64 [B, T].
+    status: 0, or a sum of the STATUS_ bits, int32 [B].
+    A finished row (num_nodes 0) has -1 everywhere, num_accepted and status 0 included.
+    """
+
+    path: Tensor
+    num_accepted: Tensor
+    output_token_ids: Tensor
+    status: Tensor
+
+
+STATUS_NAN = 1  # a logits row that was needed held a NaN
+STATUS_EMPTY = 2  # no token had a finite logit
+
+
+class DraftTree(NamedTuple):
+    """The verify window: slot 0 is the last committed token, slots 1.. are drafted.
+
+    draft_token_ids: int64 [B, T]; a padding slot repeats the root's token.
+    parents: int32 [B, T], parent slot < child slot; root -1, padding -2.
+    num_nodes: int32 [B], the root counted; 0 is a finished row.
+    tree_mask: int64 [B or 1, T, ceil(T / 64)] ancestor words, bit j of row i set when slot j is i
+        or an ancestor of i; None is a causal chain.
+    depth: int32 [B, T], root and padding 0; None with a causal chain.
+    draft_logits: fp32 [B, T, V], the logits from which slot i's children were drawn, or None when
+        the draft is deterministic.
+    """
+
+    draft_token_ids: Tensor
+    parents: Tensor
+    num_nodes: Tensor
+    tree_mask: Tensor | None = None
+    depth: Tensor | None = None
+    draft_logits: Tensor | None = None
+
+    @staticmethod
+    def from_lists(
+        tokens: Sequence[Sequence[int]],
+        parents: Sequence[Sequence[int]],
+        *,
+        width: int | None = None,
+        device: torch.device | str = "cpu",
+    ) -> DraftTree:
+        """Builds the padded tensors from one token list and one parent list per row.
+
+        An empty row is a finished one. `width` fixes T (default: the longest row, at least 1).
+        """
+        batch = len(tokens)
+        size = max([len(row) for row in tokens] + [1]) if width is None else width
+        ids = [[*row, *([row[0] if row else 0] * (size - len(row)))] for row in tokens]
+        links = [[*row, *([PADDING_PARENT] * (size - len(row)))] for row in parents]
+        num_nodes = torch.tensor([len(row) for row in tokens], dtype=torch.int32, device=device)
+        draft_token_ids = torch.tensor(ids, dtype=torch.int64, device=device).view(batch, size)
+        parent_ids = torch.tensor(links, dtype=torch.int32, device=device).view(batch, size)
+        if all(row == list(range(-1, len(row) - 1)) for row in parents) and batch == 1:
+            return DraftTree(draft_token_ids, parent_ids, num_nodes)
+        words, depth = masks_from_parents(parents, size)
+        return DraftTree(
+            draft_token_ids,
+            parent_ids,
+            num_nodes,
+            torch.tensor(words, dtype=torch.int64, device=device).view(batch, size, -1),
+            torch.tensor(depth, dtype=torch.int32, device=device).view(batch, size),
+        )
+
+
+def masks_from_parents(
+    parents: Sequence[Sequence[int]], size: int
+) -> tuple[list[list[list[int]]], list[list[int]]]:
+    """Ancestor words (signed 64-bit) and depths of every slot, padding included."""
+    num_words = (size + 63) // 64
+    all_words: list[list[list[int]]] = []
+    all_depths: list[list[int]] = []
+    for row in parents:
+        bits: list[int] = []
+        depth: list[int] = []
+        for slot in range(size):
+            parent = row[slot] if slot < len(row) else PADDING_PARENT
+            if parent >= slot:
+                raise ValueError(f"DraftTree: expected parent < slot, got {parent} for {slot}")
+            bits.append((1 << slot) | (bits[parent] if parent >= 0 else 0))
+            depth.append(depth[parent] + 1 if parent >= 0 else 0)
+        all_words.append([[_signed_word(b, w) for w in range(num_words)] for b in bits])
+        all_depths.append(depth)
+    return all_words, all_depths
+
+
+def _signed_word(bits: int, index: int) -> int:
+    word = (bits >> (64 * index)) & 0xFFFF_FFFF_FFFF_FFFF
+    return word - (1 << 64) if word >> 63 else word
