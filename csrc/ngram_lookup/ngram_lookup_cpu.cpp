@@ -31,13 +31,17 @@ struct Best {
   int32_t drafted(int64_t end, int64_t j) const { return text[end + 1 + j % (len - 1 - end)]; }
 
   bool same_draft(int64_t a, int64_t b) const {
-    const int64_t inside_a = len - 1 - a, inside_b = len - 1 - b;
-    int64_t inside = inside_a < inside_b ? inside_a : inside_b;
-    if (inside > k) inside = k;
-    if (std::memcmp(text + a + 1, text + b + 1, inside * sizeof(int32_t)) != 0) return false;
-    for (int64_t j = inside; j < k; ++j)
-      if (drafted(a, j) != drafted(b, j)) return false;
-    return true;
+    const int64_t far = a < b ? a : b, near = a < b ? b : a;
+    const int32_t* draft = text + far + 1;
+    if (len - 1 - far < k) {  // both wrap around
+      for (int64_t j = 0; j < k; ++j)
+        if (drafted(far, j) != drafted(near, j)) return false;
+      return true;
+    }
+    // The nearer one repeats its first tokens: the other must start with them and repeat itself.
+    const int64_t period = len - 1 - near < k ? len - 1 - near : k;
+    return std::memcmp(draft, text + near + 1, period * sizeof(int32_t)) == 0 &&
+           std::memcmp(draft, draft + period, (k - period) * sizeof(int32_t)) == 0;
   }
 
   void take(Match match) {
