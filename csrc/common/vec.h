@@ -126,7 +126,7 @@ SPECDEC_INLINE F32 load(const BFloat16* source) {
 }
 SPECDEC_INLINE F32 load(const Half* source) {
 #if defined(__AVX512F__) && defined(SPECDEC_ISA_avx512)
-  return (F32)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)source));
+  return (F32)_mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256((const __m256i*)source));
 #elif defined(__F16C__) && defined(SPECDEC_ISA_avx2)
   return (F32)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)source));
 #else
