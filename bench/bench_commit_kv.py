@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -72,8 +73,8 @@ def cases(quick: bool) -> Iterable[Case]:
             width, kept = 32, 8
             yield Case(
                 name=f"{name}, B={batch}, T={width}, {kept} kept",
-                make=lambda seed, a=(layers, batch, heads, dim, width, kept): make(
-                    seed, layers=a[0], batch=a[1], heads=a[2], dim=a[3], width=a[4], kept=a[5]
+                make=partial(
+                    make, layers=layers, batch=batch, heads=heads, dim=dim, width=width, kept=kept
                 ),
                 run=ours,
                 reference=by_reference,
