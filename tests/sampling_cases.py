@@ -8,7 +8,6 @@ import math
 import torch
 from scipy import stats
 
-from specdec_kernels.ops import _random
 from specdec_kernels.tree import SamplingParams
 
 FALSE_ALARM = 1e-6
@@ -97,8 +96,3 @@ def poison(logits: torch.Tensor, num_nodes: torch.Tensor) -> torch.Tensor:
     used = torch.arange(width) < num_nodes[:, None]
     memory[:, :width, :vocab] = torch.where(used[..., None], logits, math.nan)
     return memory[:, :width, :vocab]
-
-
-def shared_noise(seed, position, stream, count):
-    """The fault that drew draft and target with the same numbers: one stream for all uses."""
-    return _random.uniforms(seed, position, _random.BONUS, count)

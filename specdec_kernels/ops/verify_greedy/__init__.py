@@ -23,7 +23,7 @@ def verify_greedy(
     *,
     backend: str | None = None,
 ) -> Acceptance:
-    """From the root, follows the child whose token is the argmax at its parent; then the bonus token.
+    """From the root, follows the child whose token is the argmax at its parent, to the bonus token.
 
     Ties go to the lowest id. A row with NaN sets STATUS_NAN and takes its largest finite logit (or
     token 0); a row of -infinity sets STATUS_EMPTY and takes token 0. Only the rows on the accepted
@@ -31,8 +31,8 @@ def verify_greedy(
 
     Args:
         logits: raw target logits [B, T, V], fp32, bf16 or fp16.
-        draft_token_ids: the verify window, root first, int64 [B, T]; an id outside the vocabulary is
-            rejected.
+        draft_token_ids: the verify window, root first, int64 [B, T]; an id outside the vocabulary
+            is rejected.
         parents: parent slot of each slot, smaller than the slot, int32 [B, T].
         num_nodes: slots in use, the root counted, int32 [B]; 0 is a finished row.
         backend: reference or cpu; None picks.
