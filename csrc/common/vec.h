@@ -121,8 +121,16 @@ SPECDEC_INLINE Half from_float<Half>(float value) {  // round to nearest even
 
 SPECDEC_INLINE F32 load(const float* source) { return *(const F32Unaligned*)source; }
 SPECDEC_INLINE F32 load(const BFloat16* source) {
+#if defined(__AVX512F__) && defined(SPECDEC_ISA_avx512)
+  const __m256i bits = _mm256_loadu_si256((const __m256i*)source);
+  return bit_cast<F32>((U32)_mm512_maskz_cvtepu16_epi32(0xffff, bits) << 16);
+#elif defined(__AVX2__) && defined(SPECDEC_ISA_avx2)  // GCC widens in two halves by itself
+  const __m128i bits = _mm_loadu_si128((const __m128i*)source);
+  return bit_cast<F32>((U32)_mm256_cvtepu16_epi32(bits) << 16);
+#else
   const U16 bits = *(const U16Unaligned*)source;
   return bit_cast<F32>(__builtin_convertvector(bits, U32) << 16);
+#endif
 }
 SPECDEC_INLINE F32 load(const Half* source) {
 #if defined(__AVX512F__) && defined(SPECDEC_ISA_avx512)
