@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -13,27 +14,16 @@ ROOT = Path(__file__).parent.resolve()
 
 
 class CMakeBuild(build_ext):
-    def run(self):
-        if os.environ.get("SPECDEC_NATIVE", "").upper() == "OFF" or not self._has_compiler():
-            print("specdec_kernels: no C++ compiler (or SPECDEC_NATIVE=OFF); installing without compiled kernels")
-            self.extensions = []
-            return
-        super().run()
+    def build_extensions(self):
+        import pybind11  # a build requirement: absent when the metadata alone is wanted
 
-    @staticmethod
-    def _has_compiler():
-        candidates = [os.environ.get("CXX", ""), "c++", "g++", "clang++"]
-        return any(shutil.which(c.split()[0]) for c in candidates if c.strip())
-
-    def build_extension(self, ext):
-        import pybind11
-
-        target = Path(self.get_ext_fullpath(ext.name)).parent.resolve()
-        build = Path(self.build_temp).resolve()
-        build.mkdir(parents=True, exist_ok=True)
+        target = Path(self.get_ext_fullpath("specdec_kernels._cpu")).parent.resolve()
+        tag = f"{sysconfig.get_platform()}-{sys.implementation.cache_tag}"
+        build = ROOT / "build" / f"cmake-{tag}"
         jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL") or str(min(os.cpu_count() or 1, 8))
         configure = [
             "cmake", "-S", str(ROOT), "-B", str(build), "-G", "Ninja",
+            f"-DCMAKE_MAKE_PROGRAM={shutil.which('ninja')}",
             f"-DPython_EXECUTABLE={sys.executable}",
             f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
             f"-DCMAKE_LIBRARY_OUTPUT_DIRECTORY={target}",
@@ -43,4 +33,23 @@ class CMakeBuild(build_ext):
         subprocess.run(["cmake", "--build", str(build), "--parallel", jobs], check=True)
 
 
-setup(ext_modules=[Extension("specdec_kernels._cpu", [])], cmdclass={"build_ext": CMakeBuild})
+def wants_native():
+    choice = os.environ.get("SPECDEC_NATIVE", "AUTO").upper()
+    if choice not in ("AUTO", "ON", "OFF"):
+        raise SystemExit(f"SPECDEC_NATIVE: expected AUTO, ON or OFF, got {choice}")
+    if choice != "AUTO":
+        return choice == "ON"
+    return bool(os.environ.get("CXX") or any(map(shutil.which, ("c++", "g++", "clang++"))))
+
+
+if wants_native():
+    # CMake decides whether the CUDA module is built, so its file may be missing.
+    modules = [
+        Extension("specdec_kernels._cpu", []),
+        Extension("specdec_kernels._cuda", [], optional=True),
+    ]
+else:
+    print("specdec_kernels: no C++ compiler (or SPECDEC_NATIVE=OFF): no compiled kernels")
+    modules = []
+
+setup(ext_modules=modules, cmdclass={"build_ext": CMakeBuild})

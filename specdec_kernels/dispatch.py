@@ -27,7 +27,7 @@ def use_backend(name: str) -> Iterator[None]:
     """Every op called in this thread inside the context runs on backend `name`."""
     if name not in BACKENDS:
         raise ValueError(f"use_backend: expected one of {', '.join(BACKENDS)}, got {name!r}")
-    previous = getattr(_local, "backend", None)
+    previous = getattr(_local, "backend", "")
     _local.backend = name
     try:
         yield
@@ -54,7 +54,8 @@ def pick(
     op: str, implementations: Mapping[str, Callable], device_type: str, explicit: str | None
 ) -> Callable:
     """The implementation to call; `implementations` maps backend to function, best first."""
-    wanted = explicit or getattr(_local, "backend", None) or os.environ.get("SPECDEC_BACKEND")
+    chosen = explicit or getattr(_local, "backend", "")
+    wanted: str = chosen or os.environ.get("SPECDEC_BACKEND", "")
     if not wanted:
         for backend, function in implementations.items():
             if why_unavailable(backend, device_type) is None:
@@ -78,7 +79,7 @@ def register(
 ) -> Any:
     """Defines `specdec_kernels::name` and returns the overload to call.
 
-    `schema` ends in the argument `str backend`, which the registered function takes off and resolves.
+    `schema` ends in the argument `str backend`, which the registered function resolves.
     """
     LIBRARY.define(f"{name}{schema}")
 

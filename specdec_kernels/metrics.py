@@ -38,7 +38,7 @@ class Metrics:
 
     @property
     def mean_acceptance_length(self) -> float:
-        """Tokens emitted per target forward of a row, the bonus token included; 1 without drafts."""
+        """Tokens emitted per target forward of a row, bonus token included; 1 without drafts."""
         if not self.num_row_steps:
             return 1.0
         return 1.0 + self.num_accepted_tokens / self.num_row_steps

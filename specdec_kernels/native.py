@@ -6,24 +6,24 @@
 from __future__ import annotations
 
 import importlib
-from types import ModuleType
+from typing import Any
 
 import torch  # its OpenMP runtime must be loaded before ours asks for one
 
 __all__ = ["cpu", "cpu_error", "cuda", "cuda_error", "num_threads"]
 
 
-def _load(name: str) -> tuple[ModuleType | None, str | None]:
+def _load(name: str, compiler: str) -> tuple[Any, str | None]:
     try:
         return importlib.import_module(f"specdec_kernels.{name}"), None
     except ModuleNotFoundError:
-        return None, "not built: no compiler was found when the package was installed"
+        return None, f"not built: no {compiler} was found when the package was installed"
     except ImportError as error:
         return None, f"built, but does not load: {error}"
 
 
-cpu, cpu_error = _load("_cpu")
-cuda, cuda_error = _load("_cuda")
+cpu, cpu_error = _load("_cpu", "C++ compiler")
+cuda, cuda_error = _load("_cuda", "CUDA compiler (nvcc 12.8 or newer)")
 if cpu is not None and cpu.isa_request_refused():
     raise ImportError(
         "SPECDEC_CPU_ISA: expected baseline, avx2 or avx512, supported by this machine "

@@ -17,34 +17,34 @@ bool isa_request_refused();
 
 // Declares the per-ISA builds of a kernel and the function NAME_cpu that calls the active one.
 #if defined(__x86_64__)
-#define SPECDEC_CPU_OP(NAME, PARAMS)                          \
-  namespace specdec {                                         \
-  namespace baseline {                                        \
-  Status NAME(const PARAMS& params);                          \
-  }                                                           \
-  namespace avx2 {                                            \
-  Status NAME(const PARAMS& params);                          \
-  }                                                           \
-  namespace avx512 {                                          \
-  Status NAME(const PARAMS& params);                          \
-  }                                                           \
-  inline Status NAME##_cpu(const PARAMS& params) {            \
-    switch (active_isa()) {                                   \
-      case Isa::avx512:                                       \
-        return avx512::NAME(params);                          \
-      case Isa::avx2:                                         \
-        return avx2::NAME(params);                            \
-      default:                                                \
-        return baseline::NAME(params);                        \
-    }                                                         \
-  }                                                           \
+#define SPECDEC_CPU_OP(NAME, PARAMS)               \
+  namespace specdec {                              \
+  namespace baseline {                             \
+  Status NAME(const PARAMS& params);               \
+  }                                                \
+  namespace avx2 {                                 \
+  Status NAME(const PARAMS& params);               \
+  }                                                \
+  namespace avx512 {                               \
+  Status NAME(const PARAMS& params);               \
+  }                                                \
+  inline Status NAME##_cpu(const PARAMS& params) { \
+    switch (active_isa()) {                        \
+      case Isa::avx512:                            \
+        return avx512::NAME(params);               \
+      case Isa::avx2:                              \
+        return avx2::NAME(params);                 \
+      default:                                     \
+        return baseline::NAME(params);             \
+    }                                              \
+  }                                                \
   }
 #else
-#define SPECDEC_CPU_OP(NAME, PARAMS)                                                      \
-  namespace specdec {                                                                     \
-  namespace baseline {                                                                    \
-  Status NAME(const PARAMS& params);                                                      \
-  }                                                                                       \
-  inline Status NAME##_cpu(const PARAMS& params) { return baseline::NAME(params); }       \
+#define SPECDEC_CPU_OP(NAME, PARAMS)                                                \
+  namespace specdec {                                                               \
+  namespace baseline {                                                              \
+  Status NAME(const PARAMS& params);                                                \
+  }                                                                                 \
+  inline Status NAME##_cpu(const PARAMS& params) { return baseline::NAME(params); } \
   }
 #endif

@@ -75,7 +75,9 @@ SPECDEC_INLINE F32 fma(F32 a, F32 b, F32 c) {
 // ---- element types: everything is computed in fp32
 
 SPECDEC_INLINE float to_float(float value) { return value; }
-SPECDEC_INLINE float to_float(BFloat16 value) { return bit_cast<float>(uint32_t(value.bits) << 16); }
+SPECDEC_INLINE float to_float(BFloat16 value) {
+  return bit_cast<float>(uint32_t(value.bits) << 16);
+}
 
 // Exact for every fp16 value, infinities and NaN included: shift the exponent into place, then let
 // a multiplication normalise subnormals.
@@ -89,7 +91,9 @@ SPECDEC_INLINE F half_bits_to_float(U bits) {
   result = is_special == 0x7c00u ? (magnitude | 0x7f800000u) : result;
   return bit_cast<F>(result | sign);
 }
-SPECDEC_INLINE float to_float(Half value) { return half_bits_to_float<uint32_t, float>(value.bits); }
+SPECDEC_INLINE float to_float(Half value) {
+  return half_bits_to_float<uint32_t, float>(value.bits);
+}
 
 template <class T>
 SPECDEC_INLINE T from_float(float value);

@@ -1,11 +1,121 @@
-#include "ngram_lookup/ngram_lookup.h"
+#include <cstring>
 
 #include "common/vec.h"
+#include "ngram_lookup/ngram_lookup.h"
 
 namespace specdec {
 namespace SPECDEC_ISA {
+namespace {
 
-Status ngram_lookup(const NgramLookupParams&) { return Status::ok; }
+struct Match {
+  int64_t end;
+  int64_t length;
+};
+
+// The best matches of one row so far, best first. Positions arrive in order of preference among
+// equal lengths, so a newcomer ranks behind all that are at least as long.
+struct Best {
+  const int32_t* text;
+  int64_t len;
+  int64_t k;
+  int64_t max_n;
+  int capacity;
+  int size = 0;
+  Match matches[kMaxNgramMatches];
+
+  bool can_take(int64_t length) const {
+    return size < capacity || length > matches[size - 1].length;
+  }
+  bool complete() const { return size == capacity && matches[size - 1].length == max_n; }
+
+  int32_t drafted(int64_t end, int64_t j) const { return text[end + 1 + j % (len - 1 - end)]; }
+
+  bool same_draft(int64_t a, int64_t b) const {
+    const int64_t far = a < b ? a : b, near = a < b ? b : a;
+    const int32_t* draft = text + far + 1;
+    if (len - 1 - far < k) {  // both wrap around
+      for (int64_t j = 0; j < k; ++j)
+        if (drafted(far, j) != drafted(near, j)) return false;
+      return true;
+    }
+    // The nearer one repeats its first tokens: the other must start with them and repeat itself.
+    const int64_t period = len - 1 - near < k ? len - 1 - near : k;
+    return std::memcmp(draft, text + near + 1, period * sizeof(int32_t)) == 0 &&
+           std::memcmp(draft, draft + period, (k - period) * sizeof(int32_t)) == 0;
+  }
+
+  void take(Match match) {
+    int place = size;
+    while (place > 0 && matches[place - 1].length < match.length) --place;
+    for (int i = 0; i < place; ++i)
+      if (same_draft(matches[i].end, match.end)) return;
+    int freed = place;  // a worse match with this draft makes room, else the worst one may
+    while (freed < size && !same_draft(matches[freed].end, match.end)) ++freed;
+    if (freed == size && size < capacity) ++size;
+    if (freed == capacity) --freed;
+    for (int i = freed; i > place; --i) matches[i] = matches[i - 1];
+    matches[place] = match;
+  }
+};
+
+SPECDEC_INLINE void consider(Best& best, int64_t end, int64_t min_n) {
+  const int32_t* text = best.text;
+  const int64_t last = best.len - 1;
+  if (text[end] != text[last]) return;
+  const int64_t limit = end + 1 < best.max_n ? end + 1 : best.max_n;
+  int64_t length = 1;
+  while (length < limit && text[end - length] == text[last - length]) ++length;
+  if (length >= min_n && best.can_take(length)) best.take({end, length});
+}
+
+constexpr int64_t kBlock = 4 * kLanes;
+
+SPECDEC_INLINE bool block_has(const int32_t* text, I32 token) {
+  I32 found{};
+  for (int i = 0; i < 4; ++i) found |= *(const I32Unaligned*)(text + i * kLanes) == token;
+  return any(found);
+}
+
+void find(Best& best, int64_t min_n, bool latest) {
+  const int64_t count = best.len - 1;  // candidate positions
+  if (count < 1) return;
+  const I32 token = broadcast_i32(best.text[count]);
+  const int64_t blocks = (count + kBlock - 1) / kBlock;
+  for (int64_t i = 0; i < blocks; ++i) {
+    const int64_t begin = (latest ? blocks - 1 - i : i) * kBlock;
+    const int64_t end = begin + kBlock < count ? begin + kBlock : count;
+    if (end - begin == kBlock && !block_has(best.text + begin, token)) continue;
+    for (int64_t j = begin; j < end && !best.complete(); ++j)
+      consider(best, latest ? begin + end - 1 - j : j, min_n);
+    if (best.complete()) return;
+  }
+}
+
+void lookup_row(const NgramLookupParams& p, int64_t b) {
+  Best best;
+  best.text = p.tokens + b * p.tokens_stride;
+  best.len = p.lens[b] < p.max_len ? p.lens[b] : p.max_len;
+  best.k = p.k;
+  best.max_n = p.max_n;
+  best.capacity = p.num_matches;
+  find(best, p.min_n, p.latest);
+  int64_t* ids = p.draft_token_ids + b * p.num_matches * p.k;
+  for (int i = 0; i < p.num_matches; ++i) {
+    const bool real = i < best.size;
+    p.num[b * p.num_matches + i] = real ? int32_t(p.k) : 0;
+    for (int64_t j = 0; j < p.k; ++j) *ids++ = real ? best.drafted(best.matches[i].end, j) : -1;
+  }
+}
+
+}  // namespace
+
+Status ngram_lookup(const NgramLookupParams& p) {
+  if (p.num_matches > kMaxNgramMatches) return Status::unsupported_shape;
+#pragma omp parallel for num_threads(p.num_threads) \
+    schedule(dynamic) if (p.batch * p.max_len > (1 << 15))
+  for (int64_t b = 0; b < p.batch; ++b) lookup_row(p, b);
+  return Status::ok;
+}
 
 }  // namespace SPECDEC_ISA
 }  // namespace specdec

