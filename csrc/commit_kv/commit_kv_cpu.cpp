@@ -8,6 +8,8 @@ namespace specdec {
 namespace SPECDEC_ISA {
 namespace {
 
+constexpr int64_t kBytesPerThread = 1 << 20;  // copied in about the time of waking a thread
+
 struct Cache {
   char* base;
   const int64_t* shape;
@@ -40,11 +42,20 @@ void commit_row(const CommitKvParams& p, const Cache& cache, int64_t b) {
   }
 }
 
+// Rows of the first cache stand for all: the sum decides only whether threads pay.
+int64_t bytes_to_move(const CommitKvParams& p) {
+  int64_t rows = 0;
+  for (int64_t b = 0; b < p.batch; ++b) rows += p.num_kept[b];
+  const int64_t heads = p.shapes[p.block_table == nullptr ? 1 : 2];
+  return p.num_caches * rows * heads * p.shapes[3] * p.item_size;
+}
+
 }  // namespace
 
 Status commit_kv(const CommitKvParams& p) {
   const int64_t work = p.num_caches * p.batch;
-#pragma omp parallel for num_threads(p.num_threads) schedule(static) if (work > 16)
+  const bool threads_pay = bytes_to_move(p) > kBytesPerThread;
+#pragma omp parallel for num_threads(p.num_threads) schedule(static) if (threads_pay)
   for (int64_t index = 0; index < work; ++index) {
     const int64_t c = index / p.batch;
     const Cache cache{static_cast<char*>(p.caches[c]), p.shapes + 4 * c, p.strides + 4 * c};

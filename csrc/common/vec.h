@@ -171,6 +171,51 @@ SPECDEC_INLINE void store_partial(T* target, F32 value, int count) {
   for (int lane = 0; lane < count; ++lane) target[lane] = from_float<T>(value[lane]);
 }
 
+// ---- integer lanes, for the random numbers
+
+// High and low halves of the 64-bit products.
+SPECDEC_INLINE void multiply_wide(U32 a, uint32_t b, U32& high, U32& low) {
+#if defined(__AVX512F__) && defined(SPECDEC_ISA_avx512)
+  const __m512i x = (__m512i)a, y = _mm512_set1_epi32(int(b));
+  const __m512i even = _mm512_mul_epu32(x, y), odd = _mm512_mul_epu32(_mm512_srli_epi64(x, 32), y);
+  high = (U32)_mm512_mask_blend_epi32(0xaaaa, _mm512_srli_epi64(even, 32), odd);
+  low = (U32)_mm512_mask_blend_epi32(0xaaaa, even, _mm512_slli_epi64(odd, 32));
+#elif defined(__AVX2__) && defined(SPECDEC_ISA_avx2)
+  const __m256i x = (__m256i)a, y = _mm256_set1_epi32(int(b));
+  const __m256i even = _mm256_mul_epu32(x, y), odd = _mm256_mul_epu32(_mm256_srli_epi64(x, 32), y);
+  high = (U32)_mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, 0xaa);
+  low = (U32)_mm256_blend_epi32(even, _mm256_slli_epi64(odd, 32), 0xaa);
+#else
+  low = a * b;
+  for (int lane = 0; lane < kLanes; ++lane) high[lane] = uint32_t(uint64_t(a[lane]) * b >> 32);
+#endif
+}
+
+SPECDEC_INLINE U32 shuffle(U32 a, U32 b, U32 index) {
+#if defined(__clang__)
+  U32 result;
+  for (int lane = 0; lane < kLanes; ++lane) {
+    const uint32_t from = index[lane];
+    result[lane] = from < uint32_t(kLanes) ? a[from] : b[from - kLanes];
+  }
+  return result;
+#else
+  return __builtin_shuffle(a, b, index);
+#endif
+}
+
+// a[0] b[0] a[1] b[1] ... of the lower, or the upper, half of the lanes.
+SPECDEC_INLINE U32 interleave_low(U32 a, U32 b) {
+  U32 index;
+  for (int lane = 0; lane < kLanes; ++lane) index[lane] = lane / 2 + lane % 2 * kLanes;
+  return shuffle(a, b, index);
+}
+SPECDEC_INLINE U32 interleave_high(U32 a, U32 b) {
+  U32 index;
+  for (int lane = 0; lane < kLanes; ++lane) index[lane] = (lane + kLanes) / 2 + lane % 2 * kLanes;
+  return shuffle(a, b, index);
+}
+
 // ---- reductions over the lanes, always in the same order
 
 SPECDEC_INLINE float reduce_add(F32 value) {

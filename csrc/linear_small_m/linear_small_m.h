@@ -6,7 +6,21 @@
 
 namespace specdec {
 
+// y[m, n] = sum_k x[m, k] weight[n, k] + bias[n], all of one dtype, accumulated in fp32.
+//
+// Every output has one vector accumulator that walks k upwards and is then summed by a fixed tree,
+// so a row of y does not depend on M, on the other rows or on the number of threads.
 struct LinearSmallMParams {
+  const void* x;  // [M, x_stride], unit stride over K
+  int64_t x_stride;
+  const void* weight;  // [N, weight_stride], unit stride over K
+  int64_t weight_stride;
+  const void* bias;  // [N] or nullptr
+  void* y;           // [M, N]
+  int64_t m;
+  int64_t n;
+  int64_t k;
+  DType dtype;
   int num_threads;
 };
 

@@ -1,11 +1,41 @@
+#include "common/decide.h"
 #include "sample/sample.h"
-
-#include "common/vec.h"
 
 namespace specdec {
 namespace SPECDEC_ISA {
+namespace {
 
-Status sample(const SampleParams&) { return Status::ok; }
+template <class T>
+Status run(const SampleParams& p) {
+  auto* rows =
+      static_cast<Decision*>(thread_scratch(kNodeScratch, (size_t(p.rows) + 1) * sizeof(Decision)));
+  if (rows == nullptr) return Status::out_of_memory;
+  for (int64_t r = 0; r < p.rows; ++r) {
+    rows[r].offset = r * p.stride;
+    rows[r].settings = r;
+    rows[r].position = p.sampling.position[r];
+  }
+  const Status status = decide_rows(static_cast<const T*>(p.logits), p.vocab, p.sampling, p.stream,
+                                    rows, p.rows, p.num_threads);
+  if (status != Status::ok) return status;
+  for (int64_t r = 0; r < p.rows; ++r) p.tokens[r] = rows[r].token;
+  return Status::ok;
+}
+
+}  // namespace
+
+Status sample(const SampleParams& p) {
+  switch (p.dtype) {
+    case DType::f32:
+      return run<float>(p);
+    case DType::bf16:
+      return run<BFloat16>(p);
+    case DType::f16:
+      return run<Half>(p);
+    default:
+      return Status::unsupported_dtype;
+  }
+}
 
 }  // namespace SPECDEC_ISA
 }  // namespace specdec

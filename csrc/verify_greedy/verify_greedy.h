@@ -2,11 +2,20 @@
 
 #include "common/isa.h"
 #include "common/params.h"
+#include "common/sampling.h"
 #include "common/status.h"
 
 namespace specdec {
 
+// Accepts drafted tokens that equal the argmax at their parent. Only rows of nodes are read.
 struct VerifyGreedyParams {
+  const void* logits;  // [batch, width, vocab], dense last dimension
+  DType dtype;
+  int64_t stride_b;
+  int64_t stride_t;
+  int64_t vocab;
+  WindowArrays window;
+  AcceptanceArrays acceptance;
   int num_threads;
 };
 

@@ -1,5 +1,19 @@
 """The kernels, usable alone. Each op is a folder: public function, reference, GPU kernel."""
 
 from specdec_kernels.ops.commit_kv import commit_kv_
+from specdec_kernels.ops.linear_small_m import linear_small_m
+from specdec_kernels.ops.ngram_lookup import ngram_lookup
+from specdec_kernels.ops.rejection_sample import rejection_sample
+from specdec_kernels.ops.sample import sample
+from specdec_kernels.ops.tree_attention import tree_attention
+from specdec_kernels.ops.verify_greedy import verify_greedy
 
-__all__ = ["commit_kv_"]
+__all__ = [
+    "commit_kv_",
+    "linear_small_m",
+    "ngram_lookup",
+    "rejection_sample",
+    "sample",
+    "tree_attention",
+    "verify_greedy",
+]

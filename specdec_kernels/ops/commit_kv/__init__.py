@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -76,6 +78,34 @@ def _cpu(k, v, path, num_kept, prefix_len, block_table=None) -> None:
     )
 
 
+@functools.lru_cache(maxsize=8)
+def _device_table(device: torch.device, addresses, shapes, strides) -> Tensor:
+    """What the kernel needs to know of all caches, on the device: kept for the next steps."""
+    numbers = [*addresses, *(n for s in shapes for n in s), *(n for s in strides for n in s)]
+    return torch.tensor(numbers, dtype=torch.int64, device=device)
+
+
+def _cuda(k, v, path, num_kept, prefix_len, block_table=None) -> None:
+    caches = [*k, *v]
+    device = path.device
+    table = _device_table(
+        device,
+        tuple(c.data_ptr() for c in caches),
+        tuple(c.shape for c in caches),
+        tuple(c.stride() for c in caches),
+    )
+    native.cuda.commit_kv(
+        table,
+        k[0].element_size(),
+        path,
+        num_kept.contiguous(),
+        prefix_len.contiguous(),
+        block_table,
+        device.index,
+        torch.cuda.current_stream(device).cuda_stream,
+    )
+
+
 def _fake(k, v, path, num_kept, prefix_len, block_table=None) -> None:
     return None
 
@@ -84,6 +114,7 @@ _op = register(
     "commit_kv_",
     "(Tensor(a!)[] k, Tensor(b!)[] v, Tensor path, Tensor num_kept, Tensor prefix_len, "
     "Tensor? block_table=None, *, str backend='') -> ()",
-    {"cpu": _cpu, "reference": reference.commit_kv_},
+    # cuda comes last: it becomes the default of CUDA tensors once its tests have run on a device
+    {"cpu": _cpu, "reference": reference.commit_kv_, "cuda": _cuda},
     _fake,
 )

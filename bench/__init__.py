@@ -1,0 +1,1 @@
+"""Benchmarks: `python -m bench [NAME ...]`. How to write one: bench/harness.py."""

@@ -1,0 +1,144 @@
+// top_k, top_p and min_p as one exact threshold on a row, without sorting the vocabulary.
+//
+// top_k and top_p ask the same question: the smallest value such that the weight (a count, or a
+// mass) of all larger values is below a target. A histogram over coarse bins finds the bin that
+// holds it, a radix search over that bin's elements finds the value. Weights are integers, so
+// nothing depends on the order of summation.
+#pragma once
+
+#include "common/rows.h"
+
+namespace specdec {
+namespace SPECDEC_ISA {
+namespace {
+
+constexpr int kCandidateScratch = 1;  // slot of thread_scratch
+
+struct Candidate {
+  uint32_t key;  // orders as the value does
+  int64_t weight;
+};
+
+SPECDEC_INLINE uint32_t ordered_key(float value) {
+  const uint32_t bits = bit_cast<uint32_t>(value + 0.0f);  // -0 becomes 0
+  return bits >> 31 ? ~bits : bits | 0x80000000u;
+}
+SPECDEC_INLINE float from_ordered_key(uint32_t key) {
+  return bit_cast<float>(key >> 31 ? key & 0x7fffffffu : ~key);
+}
+
+// Weights and counts by bin, bin 0 holding the largest values.
+template <int kBins>
+struct Histogram {
+  int64_t weight[kBins];
+  int64_t count[kBins];
+
+  void clear() {
+    for (int bin = 0; bin < kBins; ++bin) weight[bin] = count[bin] = 0;
+  }
+  // The last bin in use whose weight above is below target, but at least the first one in use.
+  // Adds the weight of the bins before it to `above`.
+  int crossing(double target, int64_t& above) const {
+    int chosen = -1;
+    int64_t sum = above;
+    for (int bin = 0; bin < kBins; ++bin) {
+      if (count[bin] == 0) continue;
+      if (chosen >= 0 && !(double(sum) < target)) break;
+      chosen = bin;
+      above = sum;
+      sum += weight[bin];
+    }
+    return chosen;
+  }
+};
+
+inline float refine(Candidate* list, int64_t size, double target, int64_t above) {
+  Histogram<256> histogram;
+  uint32_t key = 0;
+  for (int shift = 24; shift >= 0; shift -= 8) {
+    histogram.clear();
+    for (int64_t i = 0; i < size; ++i) {
+      const int bin = 255 - int(list[i].key >> shift & 255u);
+      histogram.weight[bin] += list[i].weight;
+      ++histogram.count[bin];
+    }
+    const uint32_t digit = uint32_t(255 - histogram.crossing(target, above));
+    key |= digit << shift;
+    int64_t left = 0;
+    for (int64_t i = 0; i < size; ++i)
+      if ((list[i].key >> shift & 255u) == digit) list[left++] = list[i];
+    size = left;
+  }
+  return from_ordered_key(key);
+}
+
+enum class Weight { one, mass };
+
+// Coarse bins of width 1/64 below the maximum; the last one takes the rest.
+constexpr int kCoarseBins = 2048;
+SPECDEC_INLINE I32 coarse_bin(F32 values) {
+  const F32 scaled = values * -64.0f;
+  return __builtin_convertvector(select(scaled < 2047.0f, scaled, broadcast(2047.0f)), I32);
+}
+
+// Calls visit(lane, bin, value, weight) for each element of weight above 0 that `kept` has.
+template <Weight kWeight, class T, class Visit>
+SPECDEC_INLINE void visit_weights(const Row<T>& row, const KeptSet& kept, Visit visit) {
+  const float scale = power_of_two(mass_bits(row.size));
+  // Below this an element's mass rounds to 0 for every vocabulary.
+  const float negligible = kWeight == Weight::mass ? -29.0f : -kInfinity;
+  for (int64_t i = 0; i < row.size; i += kLanes) {
+    const F32 values = row.values(i);
+    const I32 mask = kept.mask(values) & (values > negligible);
+    if (!any(mask)) continue;
+    const I32 bins = coarse_bin(values);
+    I64 weights = {};
+    if (kWeight == Weight::mass) weights = to_mass(exp_(values), scale);
+    for (int lane = 0; lane < kLanes; ++lane)
+      if (mask[lane]) visit(bins[lane], values[lane], kWeight == Weight::one ? 1 : weights[lane]);
+  }
+}
+
+// The smallest value whose larger ones weigh less than `target`, a share of the total for masses.
+// Only elements of `kept` count. False when memory runs out.
+template <Weight kWeight, class T>
+bool find_threshold(const Row<T>& row, double target, KeptSet& kept) {
+  Histogram<kCoarseBins> histogram;
+  histogram.clear();
+  int64_t total = 0;
+  visit_weights<kWeight>(row, kept, [&](int32_t bin, float, int64_t weight) {
+    histogram.weight[bin] += weight;
+    ++histogram.count[bin];
+    total += weight;
+  });
+  if (kWeight == Weight::mass) target *= double(total);
+  int64_t above = 0;
+  const int chosen = histogram.crossing(target, above);
+  const int64_t size = histogram.count[chosen];
+  auto* list =
+      static_cast<Candidate*>(thread_scratch(kCandidateScratch, size_t(size) * sizeof(Candidate)));
+  if (list == nullptr) return false;
+  int64_t filled = 0;
+  visit_weights<kWeight>(row, kept, [&](int32_t bin, float value, int64_t weight) {
+    if (bin == chosen) list[filled++] = Candidate{ordered_key(value), weight};
+  });
+  kept.threshold = refine(list, size, target, above);
+  return true;
+}
+
+// In transformers' order: top_k, top_p, min_p. Ties at a threshold are kept, the largest always is.
+template <class T>
+bool find_kept_set(const Row<T>& row, int32_t top_k, float top_p, float min_p, KeptSet& kept) {
+  if (top_k > 0 && top_k < row.size && !find_threshold<Weight::one>(row, double(top_k), kept))
+    return false;
+  if (top_p < 1.0f && !find_threshold<Weight::mass>(row, double(top_p), kept)) return false;
+  if (min_p > 0.0f) {
+    const float floor = log_(min_p < 1.0f ? min_p : 1.0f);
+    kept.threshold = floor > kept.threshold ? floor : kept.threshold;
+  }
+  return true;
+}
+
+}  // namespace
+}  // namespace SPECDEC_ISA
+}  // namespace specdec

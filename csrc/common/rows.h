@@ -1,0 +1,237 @@
+// Passes over one row of logits, each reading the raw row: processed logits are never stored.
+#pragma once
+
+#include <cstddef>
+
+#include "common/philox.h"
+#include "common/scratch.h"
+
+namespace specdec {
+namespace SPECDEC_ISA {
+namespace {
+
+constexpr int64_t kBlock = 4 * kLanes;  // tokens per call of the generator
+constexpr float kInfinity = __builtin_inff();
+
+// count elements from source on (any count), the missing lanes -infinity.
+template <class T>
+SPECDEC_INLINE F32 load_upto(const T* source, int64_t count) {
+  if (count >= kLanes) return load(source);
+  return load_partial(source, count > 0 ? int(count) : 0, -kInfinity);
+}
+
+// ---- the largest element
+
+struct Extreme {
+  float largest = -kInfinity;  // NaN aside
+  int64_t id = 0;              // the lowest one that holds it
+  bool has_nan = false;
+
+  void merge_later(const Extreme& later) {
+    has_nan = has_nan || later.has_nan;
+    if (later.largest > largest) {
+      largest = later.largest;
+      id = later.id;
+    }
+  }
+};
+
+template <class T>
+Extreme find_extreme(const T* row, int64_t begin, int64_t end) {
+  constexpr int64_t kStride = 32 * kLanes;
+  Extreme result;
+  I32 nan = {};
+  result.id = begin;
+  int64_t at = begin;
+  bool found = false;
+  for (int64_t start = begin; start < end; start += kStride) {
+    const int64_t stop = start + kStride < end ? start + kStride : end;
+    F32 largest[2] = {broadcast(-kInfinity), broadcast(-kInfinity)};
+    for (int64_t i = start; i < stop; i += 2 * kLanes) {
+      const F32 a = load_upto(row + i, stop - i);
+      const F32 b = load_upto(row + i + kLanes, stop - i - kLanes);
+      nan |= (a != a) | (b != b);
+      largest[0] = vmax(a, largest[0]);
+      largest[1] = vmax(b, largest[1]);
+    }
+    const F32 both = vmax(largest[0], largest[1]);
+    if (!any(both > result.largest)) continue;
+    result.largest = reduce_max(both);
+    at = start;
+    found = true;
+  }
+  result.has_nan = any(nan);
+  while (found && to_float(row[at]) != result.largest) ++at;
+  result.id = at;
+  return result;
+}
+
+// The lowest id of the largest finite element, or 0: what a row with NaN falls back to.
+template <class T>
+int64_t find_largest_finite(const T* row, int64_t size) {
+  float largest = -kInfinity;
+  int64_t id = 0;
+  for (int64_t i = 0; i < size; ++i) {
+    const float value = to_float(row[i]);
+    if (!(value > largest) || value == kInfinity) continue;
+    largest = value;
+    id = i;
+  }
+  return id;
+}
+
+// ---- processed logits, less their maximum
+
+template <class T>
+struct Row {
+  const T* data;
+  int64_t size;
+  float temperature;
+  float largest;  // of data / temperature
+
+  Row(const T* row, int64_t vocab, float row_temperature, float raw_largest)
+      : data(row), size(vocab), temperature(row_temperature) {
+    if (!(temperature < 0x1.fffffep+127f)) temperature = 0x1.fffffep+127f;
+    largest = raw_largest / temperature;
+  }
+
+  // kLanes values from `first` on; -infinity beyond the end. +infinity counts as one-hot.
+  SPECDEC_INLINE F32 values(int64_t first) const {
+    const F32 scaled = load_upto(data + first, size - first) / temperature;
+    if (largest == kInfinity)
+      return select(scaled == kInfinity, broadcast(0.0f), broadcast(-kInfinity));
+    return scaled - largest;
+  }
+  float value(int64_t id) const {
+    const float scaled = to_float(data[id]) / temperature;
+    if (largest == kInfinity) return scaled == kInfinity ? 0.0f : -kInfinity;
+    return scaled - largest;
+  }
+};
+
+// The tokens that the filters leave, as a threshold on a row's values.
+struct KeptSet {
+  float threshold = -0x1.fffffep+127f;
+
+  SPECDEC_INLINE I32 mask(F32 values) const { return values >= threshold; }
+  bool has(float value) const { return value >= threshold; }
+};
+
+// ---- masses: exp(value) in fixed point, so that sums do not depend on their order
+
+typedef double F64 __attribute__((vector_size(kLanes * 8)));
+typedef int64_t I64 __attribute__((vector_size(kLanes * 8)));
+
+// 40 bits, fewer where the sum of a huge vocabulary could overflow.
+inline int mass_bits(int64_t vocab) {
+  int bits = 0;
+  while (bits < 62 && (vocab - 1) >> bits != 0) ++bits;
+  return 62 - bits < 40 ? 62 - bits : 40;
+}
+
+inline float power_of_two(int exponent) { return bit_cast<float>(uint32_t(exponent + 127) << 23); }
+
+// Rounds to nearest even: adding 2^52 leaves the integer in the low bits of the double.
+SPECDEC_INLINE I64 to_mass(F32 probability, float scale) {
+  const F64 shifted = __builtin_convertvector(probability * scale, F64) + 0x1p52;
+  return bit_cast<I64>(shifted) - 0x4330000000000000;
+}
+inline int64_t to_mass(float probability, float scale) {
+  return bit_cast<int64_t>(double(probability * scale) + 0x1p52) - 0x4330000000000000;
+}
+
+inline float mass_as_float(int64_t mass, int bits) {
+  return float(double(mass) * double(power_of_two(-bits)));
+}
+
+template <class T>
+int64_t total_mass(const Row<T>& row, const KeptSet& kept) {
+  const float scale = power_of_two(mass_bits(row.size));
+  I64 sum = {};
+  for (int64_t i = 0; i < row.size; i += kLanes) {
+    const F32 values = row.values(i);
+    const I32 mask = kept.mask(values);
+    if (any(mask)) sum += to_mass(select(mask, exp_(values), broadcast(0.0f)), scale);
+  }
+  int64_t total = 0;
+  for (int lane = 0; lane < kLanes; ++lane) total += sum[lane];
+  return total;
+}
+
+// ---- drawing by argmax of score + Gumbel noise
+
+struct Drawn {
+  float score = -kInfinity;
+  int64_t id = -1;
+
+  void merge_later(const Drawn& later) {
+    if (later.score > score) *this = later;
+  }
+};
+
+class GumbelScan {
+ public:
+  GumbelScan(const Noise& noise, const int64_t* excluded, int64_t num_excluded)
+      : noise_(noise), excluded_(excluded), num_excluded_(num_excluded) {}
+
+  // Four vectors of scores from token `first` on, a multiple of kBlock; -infinity is no candidate.
+  // Exact, but noise is only drawn, and logarithms only taken, where the best could be beaten.
+  SPECDEC_INLINE void block(const F32 scores[4], int64_t first) {
+    const F32 highest = vmax(vmax(scores[0], scores[1]), vmax(scores[2], scores[3]));
+    if (!any(highest + kLargestGumbel > best_.score)) return;
+    U32 words[4];
+    consecutive_words(noise_, first, words);
+    for (int j = 0; j < 4; ++j) {
+      const F32 u = to_uniform<F32>(words[j]);
+      if (!any(may_beat(scores[j], u))) continue;
+      const F32 total = scores[j] + gumbel(u);
+      if (any(total > best_.score)) take(total, first + j * kLanes);
+    }
+  }
+  const Drawn& best() const { return best_; }
+
+ private:
+  // Gumbel(u) < -log(u), and log2(u) is at least the bits of u read as a fixed-point number.
+  SPECDEC_INLINE I32 may_beat(F32 scores, F32 u) const {
+    const float slack = 1e-3f + 1e-6f * (best_.score < 0.0f ? -best_.score : best_.score);
+    const F32 log2_u = Lanes<F32>::to_float(bit_cast<I32>(u)) * 0x1p-23f - 127.0f;
+    return log2_u + (best_.score - slack - scores) * 1.4426950f <= 0.0f;
+  }
+  void take(F32 total, int64_t first) {
+    for (int lane = 0; lane < kLanes; ++lane) {
+      if (!(total[lane] > best_.score) || is_excluded(first + lane)) continue;
+      best_.score = total[lane];
+      best_.id = first + lane;
+    }
+  }
+  bool is_excluded(int64_t id) const {
+    for (int64_t i = 0; i < num_excluded_; ++i)
+      if (excluded_[i] == id) return true;
+    return false;
+  }
+
+  Noise noise_;
+  const int64_t* excluded_;
+  int64_t num_excluded_;
+  Drawn best_;
+};
+
+// Draws from the kept tokens begin..end, less the excluded ones; begin is a multiple of kBlock.
+template <class T>
+Drawn draw_kept(const Row<T>& row, const KeptSet& kept, const Noise& noise, int64_t begin,
+                int64_t end, const int64_t* excluded = nullptr, int64_t num_excluded = 0) {
+  GumbelScan scan(noise, excluded, num_excluded);
+  for (int64_t first = begin; first < end; first += kBlock) {
+    F32 scores[4];
+    for (int j = 0; j < 4; ++j) {
+      const F32 values = row.values(first + j * kLanes);
+      scores[j] = select(kept.mask(values), values, broadcast(-kInfinity));
+    }
+    scan.block(scores, first);
+  }
+  return scan.best();
+}
+
+}  // namespace
+}  // namespace SPECDEC_ISA
+}  // namespace specdec

@@ -1,0 +1,16 @@
+// The module specdec_kernels._cuda: one bind_OP_cuda function per op, each in python/OP_cuda.cpp.
+#include <pybind11/pybind11.h>
+
+namespace specdec {
+
+namespace py = pybind11;
+
+void bind_commit_kv_cuda(py::module_& m);
+
+}  // namespace specdec
+
+PYBIND11_MODULE(_cuda, m) {
+  using namespace specdec;
+  m.doc() = "CUDA kernels of specdec_kernels. Call them through specdec_kernels.ops.";
+  bind_commit_kv_cuda(m);
+}

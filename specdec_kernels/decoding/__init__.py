@@ -1,0 +1,5 @@
+"""The loop: propose, verify, accept, commit. It knows ops and drafters, but not transformers."""
+
+from specdec_kernels.decoding.loop import decode
+
+__all__ = ["decode"]

@@ -1,0 +1,157 @@
+"""How much to draft: the size with the best expected tokens per second, zero included.
+
+A chain of k drafted tokens that are each right with probability a yields (1 - a^(k+1)) / (1 - a)
+tokens on average (Leviathan et al., 2023, equation 1); divided by the measured cost of a verify
+forward over k + 1 slots, the best k follows. Both are learnt while decoding: the cost by window
+size, the probability by how sure the drafter is.
+"""
+
+from __future__ import annotations
+
+import statistics
+import threading
+from collections import deque
+from collections.abc import Sequence
+
+SIZES = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+PRIOR_ACCEPTANCE = (0.3, 0.55, 0.75, 0.9)
+PRIOR_WEIGHT = 4.0
+MEMORY = 0.93
+PRIOR_SLOT_COST = 0.03
+MARGIN = 1.02
+FIRST_PAUSE, LONGEST_PAUSE = 2, 32
+
+
+class CostModel:
+    """Seconds of a verify forward by (batch, window size): the median of recent measurements."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._samples: dict[tuple[int, int], deque[float]] = {}
+
+    def record(self, batch: int, window: int, seconds: float) -> None:
+        with self._lock:
+            known = self._samples.setdefault((batch, _bucket(window)), deque(maxlen=7))
+            known.append(seconds)
+
+    def curve(self, batch: int, windows: Sequence[int]) -> list[float]:
+        """Relative cost of each window size; unmeasured ones are interpolated or extrapolated."""
+        with self._lock:
+            points = sorted(
+                (window, statistics.median(samples))
+                for (b, window), samples in self._samples.items()
+                if b == batch
+            )
+        if not points:
+            return [1.0 + PRIOR_SLOT_COST * (w - 1) for w in windows]
+        return [_interpolate(points, window) for window in windows]
+
+    def largest(self, batch: int) -> int:
+        """The largest window measured so far."""
+        with self._lock:
+            return max((w for b, w in self._samples if b == batch), default=1)
+
+
+class AcceptanceModel:
+    """Probability that the next drafted token is right, by the drafter's confidence class."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: dict[int, tuple[float, float]] = {}
+
+    def record(self, confidence: int, drafted: int, accepted: int) -> None:
+        if drafted == 0:
+            return
+        with self._lock:
+            right, tried = self._counts.get(confidence, (0.0, 0.0))
+            tried_now = accepted + (accepted < drafted)
+            self._counts[confidence] = (
+                MEMORY * right + accepted,
+                MEMORY * tried + tried_now,
+            )
+
+    def probability(self, confidence: int) -> float:
+        prior = PRIOR_ACCEPTANCE[min(confidence, len(PRIOR_ACCEPTANCE)) - 1]
+        with self._lock:
+            right, tried = self._counts.get(confidence, (0.0, 0.0))
+        return min((right + PRIOR_WEIGHT * prior) / (tried + PRIOR_WEIGHT), 0.995)
+
+
+class Controller:
+    """Decides each step's draft size for one run; the models outlive the run.
+
+    fixed: draft this many tokens whenever the drafter has any, without adapting.
+    largest: upper bound of the adaptive size.
+    """
+
+    def __init__(
+        self, costs: CostModel, acceptance: AcceptanceModel, *, fixed: int | None, largest: int
+    ):
+        self.costs = costs
+        self.acceptance = acceptance
+        self.fixed = fixed
+        self.largest = largest
+        self._pause: dict[int, int] = {}
+        self._pause_left: dict[int, int] = {}
+
+    def draft_size(self, batch: int, confidence: Sequence[int]) -> int:
+        """Drafted tokens per row for this step, given each active row's confidence class."""
+        if not any(confidence):
+            return 0
+        if self.fixed is not None:
+            return self.fixed
+        reach = 4 * self.costs.largest(batch)
+        sizes = [s for s in SIZES if s == 0 or (s <= self.largest and s < reach)]
+        costs = self.costs.curve(batch, [s + 1 for s in sizes])
+        chances = [self.acceptance.probability(c) if c else 0.0 for c in confidence]
+        gains = [sum(_expected(a, s) for a in chances) / c for s, c in zip(sizes, costs, strict=True)]
+        best = max(range(len(sizes)), key=gains.__getitem__)
+        if gains[best] > MARGIN * gains[0]:
+            return sizes[best]
+        return self._probe(max(confidence))
+
+    def record(
+        self, confidence: Sequence[int], drafted: Sequence[int], accepted: Sequence[int]
+    ) -> None:
+        for c, tried, kept in zip(confidence, drafted, accepted, strict=True):
+            self.acceptance.record(c, tried, kept)
+            if tried:
+                pause = 2 * self._pause.get(c, FIRST_PAUSE // 2) if kept == 0 else FIRST_PAUSE
+                self._pause[c] = min(pause, LONGEST_PAUSE)
+                self._pause_left[c] = self._pause[c]
+
+    def _probe(self, confidence: int) -> int:
+        """One drafted token now and then, so that a text that turns predictable is noticed."""
+        left = self._pause_left.get(confidence, 0)
+        self._pause_left[confidence] = left - 1
+        return 0 if left > 0 else 1
+
+
+def _expected(chance: float, size: int) -> float:
+    return (1.0 - chance ** (size + 1)) / (1.0 - chance)
+
+
+def _bucket(window: int) -> int:
+    """Window sizes up to 8 are kept apart, larger ones in steps of an eighth."""
+    if window <= 8:
+        return window
+    step = 1 << (window.bit_length() - 3)
+    return (window + step - 1) // step * step
+
+
+def _interpolate(points: Sequence[tuple[int, float]], window: int) -> float:
+    """Linear between measured points, never falling; outside them by the prior slope."""
+    first_window, first = points[0]
+    if window <= first_window:
+        return first / (1.0 + PRIOR_SLOT_COST * (first_window - window))
+    previous_window, previous = first_window, first
+    for point_window, raw in points[1:]:
+        value = max(raw, previous)
+        if window <= point_window:
+            share = (window - previous_window) / (point_window - previous_window)
+            return previous + share * (value - previous)
+        previous_window, previous = point_window, value
+    slope = max(
+        (previous - first) / max(previous_window - first_window, 1), PRIOR_SLOT_COST * first
+    )
+    return previous + slope * (window - previous_window)

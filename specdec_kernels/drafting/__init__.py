@@ -1,0 +1,59 @@
+"""Sources of guesses, all behind one protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from specdec_kernels.config import SpeculativeConfig
+from specdec_kernels.drafting.ngram import NgramDrafter
+from specdec_kernels.drafting.none import NoDrafter
+from specdec_kernels.tree import Acceptance, DraftTree, SamplingParams
+
+__all__ = ["Drafter", "NgramDrafter", "NoDrafter", "make_drafter"]
+
+
+class Drafter(Protocol):
+    """Guesses tokens for every row of a batch.
+
+    Token tensors are int32 [B, S] without padding on the left, lens int32 [B]; the last token of a
+    row is the root of its tree.
+    """
+
+    hidden_layers: Sequence[int]  # outputs of these target layers arrive as `features`
+
+    def begin(self, tokens: Tensor, lens: Tensor, features: Tensor | None) -> None:
+        """A new batch; `tokens` holds the prompts and the token sampled from prefill."""
+
+    def confidence(self, tokens: Tensor, lens: Tensor) -> list[int]:
+        """One class per row, higher is surer; 0 means that the row can have no draft."""
+
+    def propose(
+        self,
+        tokens: Tensor,
+        lens: Tensor,
+        sampling: SamplingParams | None,
+        max_nodes: Sequence[int],
+        max_depth: Sequence[int],
+    ) -> DraftTree:
+        """A tree of at most max_nodes[b] nodes (the root counted) and max_depth[b] levels below it.
+
+        max_nodes[b] = 0 asks for a finished row.
+        """
+
+    def commit(self, acceptance: Acceptance, features: Tensor | None) -> None:
+        """What became of the last proposal."""
+
+
+def make_drafter(config: SpeculativeConfig, eos_token_ids: frozenset[int]) -> Drafter:
+    if config.method == "none":
+        return NoDrafter()
+    return NgramDrafter(
+        min_n=config.prompt_lookup_min,
+        max_n=config.prompt_lookup_max,
+        num_matches=config.prompt_lookup_matches,
+        max_draft=config.num_speculative_tokens or config.max_speculative_tokens,
+        eos_token_ids=eos_token_ids,
+    )

@@ -1,0 +1,176 @@
+"""tree_attention under transformers' attention interface, for our verify forwards only.
+
+While a verify forward runs, the model's configs name our implementation. A forward of another
+thread that meets the name in that time has no window of its own and is handed to the original one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from specdec_kernels.ops import tree_attention
+from specdec_kernels.tree import DraftTree
+
+NAME = "specdec"
+
+# Keyword arguments that may reach an attention function without changing what it computes here.
+HARMLESS = frozenset(
+    "position_ids use_cache output_attentions output_hidden_states output_router_logits is_causal "
+    "cache_position return_dict logits_to_keep past_key_values cache position_embeddings".split()
+)
+
+
+class UnsupportedModelError(RuntimeError):
+    """The model asks its attention for something that a verify forward cannot give."""
+
+
+class Window:
+    """What the attention function needs to know about the verify forward that is running."""
+
+    def __init__(self, tree: DraftTree, prefix_len: Tensor):
+        self.tree = tree
+        self.prefix_len = prefix_len
+        self.calls = 0
+
+
+_active = threading.local()
+
+
+def current_window() -> Window | None:
+    return getattr(_active, "window", None)
+
+
+class Flip:
+    """Switches a model's attention implementation, counted, so that overlapping forwards agree."""
+
+    def __init__(self, model: PreTrainedModel):
+        modules = (m for m in model.modules() if isinstance(m, PreTrainedModel))
+        self._configs = list({id(m.config): m.config for m in modules}.values())
+        self._lock = threading.Lock()
+        self._users = 0
+        self._originals: list[str] = []
+
+    @contextlib.contextmanager
+    def verify(self, window: Window) -> Iterator[None]:
+        """Inside, this thread's forwards of the model attend through `window`."""
+        self._enter()
+        _active.window = window
+        try:
+            yield
+        finally:
+            _active.window = None
+            self._leave()
+
+    def _enter(self) -> None:
+        with self._lock:
+            if self._users == 0:
+                self._originals = [c._attn_implementation for c in self._configs]
+                for config, original in zip(self._configs, self._originals, strict=True):
+                    _original_of[id(config)] = original
+                    config._attn_implementation_internal = NAME
+            self._users += 1
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._users -= 1
+            if self._users == 0:
+                for config, original in zip(self._configs, self._originals, strict=True):
+                    config._attn_implementation_internal = original
+
+
+_original_of: dict[int, str] = {}  # by id of the config while its model is flipped
+
+
+def attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    softcap: float | None = None,
+    sliding_window: int | None = None,
+    s_aux: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """query [B, Hq, T, D], key and value [B, Hkv, S, D] as the cache returned them."""
+    window = current_window()
+    if window is None:
+        original = _original_attention(module)
+        return original(
+            module,
+            query,
+            key,
+            value,
+            attention_mask,
+            scaling=scaling,
+            dropout=dropout,
+            softcap=softcap,
+            sliding_window=sliding_window,
+            s_aux=s_aux,
+            **kwargs,
+        )
+    unknown = sorted(k for k, v in kwargs.items() if v is not None and k not in HARMLESS)
+    if unknown:
+        raise UnsupportedModelError(
+            f"{type(module).__name__} passes {', '.join(unknown)} to its attention"
+        )
+    window.calls += 1
+    tree = window.tree
+    out, _ = tree_attention(
+        query.transpose(1, 2),
+        key,
+        value,
+        window.prefix_len,
+        tree.num_nodes,
+        tree.tree_mask,
+        tree.depth,
+        scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        window=sliding_window if sliding_window else None,
+        softcap=softcap,
+        sinks=None if s_aux is None else s_aux.float(),
+    )
+    return out, None
+
+
+def _original_attention(module: nn.Module) -> Callable:
+    name = _original_of.get(id(module.config), "sdpa")
+    if name == "eager":
+        return sys.modules[type(module).__module__].eager_attention_forward
+    return ALL_ATTENTION_FUNCTIONS[name]
+
+
+def mask(*args: Any, **kwargs: Any) -> Any:
+    """Our attention function masks by the tree itself; other forwards get the original's mask."""
+    if current_window() is not None:
+        return None
+    name = _original_of.get(id(kwargs.get("config")), "sdpa")
+    return ALL_MASK_ATTENTION_FUNCTIONS[name](*args, **kwargs)
+
+
+AttentionInterface.register(NAME, attention)
+AttentionMaskInterface.register(NAME, mask)
+
+
+def verify_logits(
+    model: PreTrainedModel, flips: Sequence[Any], window: Window, inputs: dict[str, Any]
+) -> Tensor:
+    """Logits [B, T, V] of a verify forward, with every flip of `flips` active."""
+    with contextlib.ExitStack() as stack, torch.no_grad():
+        for flip in flips:
+            stack.enter_context(flip.verify(window))
+        logits = model(**inputs).logits
+    if window.calls == 0:
+        raise UnsupportedModelError(f"{type(model).__name__} does not use the attention interface")
+    return logits

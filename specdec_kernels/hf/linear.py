@@ -1,0 +1,128 @@
+"""The model's linear layers through linear_small_m, in verify forwards only, where that is faster."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from specdec_kernels.dispatch import why_unavailable
+from specdec_kernels.ops import linear_small_m
+
+MAX_ROWS = 64
+MEASURED_ROWS = (1, 4, 16, 64)
+ROUNDS = 5
+
+_active = threading.local()
+_measured: dict[tuple, tuple[bool, ...]] = {}
+_measure_lock = threading.Lock()
+
+
+class LinearFlip:
+    """Gives eligible nn.Linear modules a `forward` of ours while verify forwards run.
+
+    Eligible: exactly nn.Linear, with plain dense CPU weights in a dtype that the kernel takes.
+    Quantised, LoRA and hooked layers keep their own forward. Other threads that run a module while
+    it is flipped get the ordinary linear.
+    """
+
+    def __init__(self, model: nn.Module):
+        self._lock = threading.Lock()
+        self._users = 0
+        self._modules: list[tuple[nn.Linear, Any]] | None = None
+        self._model = model
+
+    @contextlib.contextmanager
+    def verify(self, window: Any) -> Iterator[None]:
+        if self._modules is None:
+            self._modules = [(m, _forward_of(m, faster)) for m, faster in choose(self._model)]
+        with self._lock:
+            if self._users == 0:
+                for module, forward in self._modules:
+                    module.__dict__["forward"] = forward
+            self._users += 1
+        _active.on = True
+        try:
+            yield
+        finally:
+            _active.on = False
+            with self._lock:
+                self._users -= 1
+                if self._users == 0:
+                    for module, _ in self._modules:
+                        module.__dict__.pop("forward", None)
+
+
+def _forward_of(module: nn.Linear, faster: tuple[bool, ...]) -> Any:
+    def forward(x: Tensor) -> Tensor:
+        rows = x.numel() // x.shape[-1]
+        if not getattr(_active, "on", False) or rows > MAX_ROWS or not faster[_bucket(rows)]:
+            return functional.linear(x, module.weight, module.bias)
+        out = linear_small_m(x.reshape(rows, x.shape[-1]), module.weight, module.bias)
+        return out.view(*x.shape[:-1], out.shape[-1])
+
+    return forward
+
+
+def choose(model: nn.Module) -> list[tuple[nn.Linear, tuple[bool, ...]]]:
+    """Eligible modules with, per entry of MEASURED_ROWS, whether ours is faster for that shape."""
+    groups: dict[tuple, list[nn.Linear]] = {}
+    for module in model.modules():
+        if is_eligible(module):
+            groups.setdefault(_shape_key(module), []).append(module)
+    chosen = []
+    for key, modules in groups.items():
+        with _measure_lock:
+            if key not in _measured:
+                _measured[key] = tuple(_is_faster(modules, rows) for rows in MEASURED_ROWS)
+        if any(_measured[key]):
+            chosen.extend((m, _measured[key]) for m in modules)
+    return chosen
+
+
+def is_eligible(module: nn.Module) -> bool:
+    if type(module) is not nn.Linear or "forward" in module.__dict__:
+        return False
+    weight = module.weight
+    return (
+        type(weight) is nn.Parameter
+        and weight.device.type == "cpu"
+        and weight.dtype in (torch.float32, torch.bfloat16, torch.float16)
+        and weight.is_contiguous()
+        and why_unavailable("cpu", "cpu") is None
+    )
+
+
+def _shape_key(module: nn.Linear) -> tuple:
+    weight = module.weight
+    return (*weight.shape, weight.dtype, module.bias is not None, torch.get_num_threads())
+
+
+def _bucket(rows: int) -> int:
+    return next(i for i, limit in enumerate(MEASURED_ROWS) if rows <= limit)
+
+
+@torch.no_grad()
+def _is_faster(modules: list[nn.Linear], rows: int) -> bool:
+    """Interleaved medians over several of the model's own weights, which are cold in the cache."""
+    sample = modules[:8]
+    x = torch.zeros(rows, sample[0].in_features, dtype=sample[0].weight.dtype)
+    ours, theirs = [], []
+    for round_ in range(ROUNDS + 1):
+        started = time.perf_counter()
+        for module in sample:
+            functional.linear(x, module.weight, module.bias)
+        middle = time.perf_counter()
+        for module in sample:
+            linear_small_m(x, module.weight, module.bias)
+        if round_ > 0:
+            theirs.append(middle - started)
+            ours.append(time.perf_counter() - middle)
+    return statistics.median(ours) < statistics.median(theirs)

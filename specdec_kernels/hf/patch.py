@@ -1,0 +1,180 @@
+"""patch, unpatch, patched, metrics: attaches our loop to a model's `generate`.
+
+generate() looks its decoding methods up on the class, so GenerationMixin's are wrapped once, while
+any model is patched; a weak table says which models are ours. Nothing is stored on a model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from transformers import PreTrainedModel
+from transformers.generation.utils import GenerationMixin
+
+from specdec_kernels.config import SpeculativeConfig
+from specdec_kernels.decoding.controller import AcceptanceModel, CostModel
+from specdec_kernels.hf.attention import Flip, UnsupportedModelError
+from specdec_kernels.hf.linear import LinearFlip
+from specdec_kernels.hf.support import support
+from specdec_kernels.metrics import Metrics
+
+METHODS = ("_sample", "_beam_search", "_assisted_decoding")
+
+
+class Engine:
+    """What we keep about a patched model, outside of it."""
+
+    def __init__(self, model: PreTrainedModel, config: SpeculativeConfig):
+        self.config = config
+        self.metrics = Metrics()
+        self.costs = CostModel()
+        self.acceptance = AcceptanceModel()
+        self.unsupported = support(model).reason
+        self.proven = False
+        self.warned: set[str] = set()
+        self.flips: list[Any] = []
+        if not self.unsupported:
+            self.flips.append(Flip(model))
+            if config.linear == "auto":
+                self.flips.append(LinearFlip(model))
+
+    def warn_plain(self, reason: str) -> None:
+        """Says once per reason that a call runs plain."""
+        if reason not in self.warned:
+            self.warned.add(reason)
+            warnings.warn(f"specdec_kernels: plain decoding: {reason}", stacklevel=6)
+
+
+_engines: weakref.WeakKeyDictionary[PreTrainedModel, Engine] = weakref.WeakKeyDictionary()
+_originals: dict[str, Callable] = {}
+_lock = threading.RLock()
+
+
+def patch(
+    model: Any, config: SpeculativeConfig | Mapping[str, Any] | None = None, **options: Any
+) -> Any:
+    """Makes `model.generate` draft and verify; returns the model. Patching again replaces settings.
+
+    Args:
+        model: a transformers causal language model, or a PEFT wrapper around one.
+        config: SpeculativeConfig, a dictionary with its keys, or None for the defaults.
+        options: single settings, which win over `config`.
+
+    Raises:
+        ValueError, TypeError: for an unknown option or a value out of range; the model is then as
+            it was. A model that cannot be accelerated is not an error: it warns and runs plain.
+    """
+    settings = SpeculativeConfig.make(config, **options)
+    target = _target(model)
+    engine = Engine(target, settings)
+    with _lock:
+        _install()
+        _engines[target] = engine
+    if engine.unsupported:
+        engine.warn_plain(engine.unsupported)
+    return model
+
+
+def unpatch(model: Any) -> Any:
+    """Undoes `patch`; a model that is not patched is left alone. Returns the model."""
+    with _lock:
+        _engines.pop(_target(model), None)
+        _uninstall_if_unused()
+    return model
+
+
+@contextlib.contextmanager
+def patched(
+    model: Any, config: SpeculativeConfig | Mapping[str, Any] | None = None, **options: Any
+) -> Iterator[Any]:
+    """`patch` for the time of a with block; afterwards the model is as it was before."""
+    target = _target(model)
+    previous = _engines.get(target)
+    patch(model, config, **options)
+    try:
+        yield model
+    finally:
+        with _lock:
+            if previous is not None:
+                _engines[target] = previous
+            else:
+                unpatch(model)
+
+
+def metrics(model: Any) -> Metrics:
+    """The counts of a patched model since it was patched or the metrics were reset."""
+    engine = _engines.get(_target(model))
+    if engine is None:
+        raise ValueError("metrics: expected a patched model; call specdec_kernels.patch(model) first")
+    return engine.metrics
+
+
+def _target(model: Any) -> PreTrainedModel:
+    """The model whose `_sample` runs: PEFT wrappers forward to their base model."""
+    if not isinstance(model, PreTrainedModel) and hasattr(model, "get_base_model"):
+        model = model.get_base_model()
+    if not isinstance(model, PreTrainedModel):
+        raise TypeError(f"patch: expected a transformers model, got {type(model).__name__}")
+    return model
+
+
+def _install() -> None:
+    if not _originals:
+        for name in METHODS:
+            _originals[name] = GenerationMixin.__dict__[name]
+            setattr(GenerationMixin, name, _dispatcher(name, _originals[name]))
+
+
+def _uninstall_if_unused() -> None:
+    if _originals and not _engines:
+        for name, function in _originals.items():
+            setattr(GenerationMixin, name, function)
+        _originals.clear()
+
+
+def _dispatcher(name: str, original: Callable) -> Callable:
+    @functools.wraps(original)  # generate() reads the method's signature
+    def method(self: Any, input_ids: Any, logits_processor: Any, stopping_criteria: Any,
+               generation_config: Any, **options: Any) -> Any:  # fmt: skip
+        def plain() -> Any:
+            return original(
+                self,
+                input_ids,
+                logits_processor=logits_processor,
+                stopping_criteria=stopping_criteria,
+                generation_config=generation_config,
+                **options,
+            )
+
+        engine = _engines.get(self)
+        if engine is None or getattr(generation_config, "is_assistant", False):
+            return plain()
+        from specdec_kernels.hf.generate import PlainDecoding, generate
+
+        try:
+            return generate(
+                engine,
+                self,
+                name,
+                input_ids,
+                logits_processor,
+                stopping_criteria,
+                generation_config,
+                options,
+            )
+        except PlainDecoding as decision:
+            engine.warn_plain(str(decision))
+        except UnsupportedModelError as error:
+            if engine.proven:
+                raise
+            engine.unsupported = str(error)
+            engine.warn_plain(engine.unsupported)
+        return plain()
+
+    return method

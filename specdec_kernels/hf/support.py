@@ -1,0 +1,162 @@
+"""What can be accelerated, and the reason when something cannot."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from typing import Any, NamedTuple
+
+import torch
+from transformers import GenerationConfig, PreTrainedModel
+from transformers.cache_utils import DynamicCache
+from transformers.generation.stopping_criteria import (
+    EosTokenCriteria,
+    MaxLengthCriteria,
+    MaxTimeCriteria,
+    StoppingCriteriaList,
+    StopStringCriteria,
+)
+
+from specdec_kernels.dispatch import why_unavailable
+from specdec_kernels.hf.cache import ROLLBACK_LAYERS, cache_layers
+
+ROW_WISE_CRITERIA = (EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StopStringCriteria)
+
+# Positions or masks of these come from the cache's length or from attention biases of their own.
+NOT_POSITION_SAFE = ("llama4", "llama4_text", "bloom", "mpt", "falcon", "gpt_neo", "minimax")
+
+
+class Support(NamedTuple):
+    """ok: whether `generate` of the model is accelerated; reason: why not."""
+
+    ok: bool
+    reason: str = ""
+
+
+def support(model: Any) -> Support:
+    """Whether `patch` accelerates this model, and if not, why."""
+    reason = _why_not(model)
+    return Support(reason is None, reason or "")
+
+
+def cache_argument(model: PreTrainedModel) -> str:
+    """transformers 5 renamed the forward argument past_key_values to cache."""
+    parameters = inspect.signature(model.forward).parameters
+    return "cache" if "cache" in parameters else "past_key_values"
+
+
+def _why_not(model: Any) -> str | None:
+    if not isinstance(model, PreTrainedModel) or not hasattr(model, "generate"):
+        return f"expected a transformers causal language model, got {type(model).__name__}"
+    config = model.config
+    if config.is_encoder_decoder:
+        return "encoder-decoder models are not supported"
+    if not model.can_generate():
+        return f"{type(model).__name__} has no language model head"
+    text = config.get_text_config()
+    if text.model_type in NOT_POSITION_SAFE:
+        return f"{text.model_type} derives positions or masks from the cache length"
+    if not _uses_attention_interface(model):
+        return f"{type(model).__name__} does not use transformers' attention interface"
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        return f"{type(model).__name__} takes no position_ids"
+    reason = _rope_reason(text)
+    if reason is not None:
+        return reason
+    for layer in cache_layers(model):
+        name = type(layer).__name__
+        if name not in (*ROLLBACK_LAYERS, "DummyLayer"):
+            return f"its cache layers of type {name} cannot be rolled back per row"
+    return _device_reason(model)
+
+
+def _uses_attention_interface(model: PreTrainedModel) -> bool:
+    return any(
+        "ALL_ATTENTION_FUNCTIONS" in vars(sys.modules[type(m).__module__])
+        for m in model.modules()
+        if isinstance(m, PreTrainedModel)
+    )
+
+
+def _rope_reason(text: Any) -> str | None:
+    rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
+    kinds = [rope, *(v for v in rope.values() if isinstance(v, dict))]
+    for entry in kinds:
+        kind = entry.get("rope_type", entry.get("type"))
+        if kind in ("dynamic", "longrope"):
+            return f"{kind} rotary embeddings change with the sequence length"
+        if entry.get("mrope_section"):
+            return "multi-dimensional rotary positions are not supported"
+    return None
+
+
+def _device_reason(model: PreTrainedModel) -> str | None:
+    devices = {p.device.type for p in model.parameters()}
+    if len({p.device for p in model.parameters()}) > 1:
+        return "models split over several devices are not supported"
+    device = devices.pop() if devices else "cpu"
+    forced = os.environ.get("SPECDEC_BACKEND")
+    if device == "cpu" or (forced and why_unavailable(forced, device) is None):
+        return None
+    return f"there are no kernels for {device} tensors in this version"
+
+
+def why_plain(
+    model: PreTrainedModel,
+    method: str,
+    input_ids: torch.Tensor,
+    processors: list[Any],
+    unsafe_processors: list[str],
+    criteria: StoppingCriteriaList,
+    config: GenerationConfig,
+    options: dict[str, Any],
+) -> str | None:
+    """Why this call of `generate` has to run plain, or None."""
+    if method == "_beam_search":
+        return "beam search"
+    if method == "_assisted_decoding":
+        return "transformers' own assisted generation was asked for"
+    batch = input_ids.shape[0]
+    cache = options.get(cache_argument(model))
+    other_criteria = [type(c).__name__ for c in criteria if not isinstance(c, ROW_WISE_CRITERIA)]
+    checks = [
+        (options.get("synced_gpus"), "synced_gpus"),
+        (not options.get("use_cache", True), "use_cache=False"),
+        (
+            config.cache_implementation not in (None, "dynamic"),
+            f"cache_implementation={config.cache_implementation!r}",
+        ),
+        (
+            type(cache) is not DynamicCache
+            or cache.get_seq_length() > 0
+            or getattr(cache, "_is_user_defined", False),
+            "a cache of the caller's own",
+        ),
+        (config.output_attentions, "output_attentions"),
+        (config.output_hidden_states, "output_hidden_states"),
+        (options.get("inputs_embeds") is not None, "inputs_embeds"),
+        (getattr(config, "prefill_chunk_size", None), "chunked prefill"),
+        (getattr(config, "token_healing", False), "token healing"),
+        (options.get("streamer") is not None and batch > 1, "a streamer with more than one row"),
+        (not _is_left_padded(options.get("attention_mask")), "a prompt that is not left-padded"),
+        (
+            batch > 1 and other_criteria,
+            f"stopping criteria that may look at the whole batch: {', '.join(other_criteria)}",
+        ),
+        (
+            batch > 1 and unsafe_processors,
+            "logits processors that may keep state across rows: " + ", ".join(unsafe_processors),
+        ),
+        (model.training, "the model is in training mode"),
+    ]
+    return next((reason for condition, reason in checks if condition), None)
+
+
+def _is_left_padded(mask: torch.Tensor | None) -> bool:
+    if mask is None:
+        return True
+    if mask.dim() != 2:
+        return False
+    kept = mask != 0
+    return bool((kept[:, 1:] >= kept[:, :-1]).all())
