@@ -35,7 +35,7 @@ void expect_lengths(const TreeAttentionParams& p, int64_t slots, int64_t pages) 
           "tree_attention: expected 0 <= prefix_len and prefix_len + num_nodes <= " +
           std::to_string(slots) + " slots, got prefix_len " + std::to_string(prefix) + " in row " +
           std::to_string(b));
-    const int64_t begin = p.window > 0 && prefix > p.window ? prefix - p.window + 1 : 0;
+    const int64_t begin = p.window > 0 && prefix >= p.window ? prefix - p.window + 1 : 0;
     for (int64_t i = begin / (pages ? p.page_size : 1); pages && i * p.page_size < end; ++i)
       if (item(p.block_table, b, i) < 0 || item(p.block_table, b, i) >= pages)
         throw py::value_error("tree_attention: expected pages of block_table in 0.." +
