@@ -15,6 +15,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator
+from logging import ERROR, getLogger
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +39,10 @@ def load(name: str | None, dtype: torch.dtype, progress: Progress) -> tuple[Any,
                 tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
                 model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
         except Exception as error:  # a damaged checkpoint fails in too many ways to list
-            reason = " ".join(str(error).split())[:200]
+            reason = " ".join(str(error).split()).split(". ")[0].rstrip(".")[:200]
             raise CliError(
-                f"cannot load {folder!r} as a causal language model: {reason}; give --model a "
-                "checkpoint folder with config, weights and tokenizer, or leave it out for the "
+                f"cannot load {folder} as a causal language model: {reason}; give --model an "
+                "existing folder with config, weights and tokenizer, or leave it out for the "
                 "packaged model"
             ) from error
     return model.eval(), tokenizer, NAME if name is None else name
@@ -63,12 +64,16 @@ def quiet_transformers() -> Iterator[Any]:
             f"transformers cannot be imported ({error}): pip install 'specdec-kernels[hf]'"
         ) from error
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    hub = getLogger("huggingface_hub")
+    hub_level = hub.level
+    hub.setLevel(ERROR)
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
         yield transformers
     finally:
         logging.set_verbosity(verbosity)
+        hub.setLevel(hub_level)
         if bars:
             logging.enable_progress_bar()
 
