@@ -24,12 +24,15 @@ constexpr int64_t kGroupBytes = 20480;
 // Weight rows per register block for a group of `rows`: accumulators, weights and one x vector fit
 // the 16 (AVX-512: 32) registers.
 constexpr int block_columns(int rows) {
-  if (kLanes == 16) return rows <= 2 ? 12 : 6;
-  return rows == 1 ? 12 : rows == 2 ? 6 : rows == 3 ? 4 : 3;
+  if (kLanes == 16) return rows == 2 ? 12 : 6;
+  return rows <= 2 ? 6 : rows == 3 ? 4 : 3;
 }
 
 // The two vectors of one step, in an order that only has to be the same for x and weight: halves
 // for fp32 and fp16, even and odd elements for bf16, where each then costs one instruction.
+// Volatile: taken from the cache at each use, so that it occupies no register.
+const volatile U32 kOddElements = U32{} + 0xffff0000u;
+
 template <class T, int kPart>
 SPECDEC_INLINE F32 part(const T* source) {
   return load(source + kPart * kLanes);
@@ -40,7 +43,7 @@ SPECDEC_INLINE F32 part<BFloat16, 0>(const BFloat16* source) {
 }
 template <>
 SPECDEC_INLINE F32 part<BFloat16, 1>(const BFloat16* source) {
-  return bit_cast<F32>(bit_cast<U32>(*(const I32Unaligned*)source) & 0xffff0000u);
+  return bit_cast<F32>(bit_cast<U32>(*(const I32Unaligned*)source) & kOddElements);
 }
 
 typedef float F32x4 __attribute__((vector_size(16)));
@@ -84,24 +87,37 @@ struct Stretch {
   bool last;   // outputs are complete afterwards
 };
 
-template <class T, int kRows, int kCols>
+// Half a step. The shorter side of the block is held in registers, the longer one passes by.
+template <int kPart, class T, int kRows, int kCols>
 SPECDEC_INLINE void multiply(F32 (&sum)[kRows][kCols], const float* x, const T* w, int64_t stride) {
-  F32 weights[kCols];
-  UNROLL for (int c = 0; c < kCols; ++c) weights[c] = part<T, 0>(w + c * stride);
-  UNROLL for (int r = 0; r < kRows; ++r) {
-    const F32 values = load(x + r * kLanes);
-    UNROLL for (int c = 0; c < kCols; ++c) sum[r][c] = fma(weights[c], values, sum[r][c]);
+  if (kRows < kCols) {
+    F32 values[kRows];
+    UNROLL for (int r = 0; r < kRows; ++r) values[r] = load(x + (kPart * kRows + r) * kLanes);
+    UNROLL for (int c = 0; c < kCols; ++c) {
+      const F32 weight = part<T, kPart>(w + c * stride);
+      UNROLL for (int r = 0; r < kRows; ++r) sum[r][c] = fma(weight, values[r], sum[r][c]);
+    }
+  } else {
+    F32 weights[kCols];
+    UNROLL for (int c = 0; c < kCols; ++c) weights[c] = part<T, kPart>(w + c * stride);
+    UNROLL for (int r = 0; r < kRows; ++r) {
+      const F32 value = load(x + (kPart * kRows + r) * kLanes);
+      UNROLL for (int c = 0; c < kCols; ++c) sum[r][c] = fma(weights[c], value, sum[r][c]);
+    }
   }
-  UNROLL for (int c = 0; c < kCols; ++c) weights[c] = part<T, 1>(w + c * stride);
-  UNROLL for (int r = 0; r < kRows; ++r) {
-    const F32 values = load(x + (kRows + r) * kLanes);
-    UNROLL for (int c = 0; c < kCols; ++c) sum[r][c] = fma(weights[c], values, sum[r][c]);
-  }
+}
+
+template <class T, int kRows, int kCols>
+SPECDEC_INLINE void multiply_step(F32 (&sum)[kRows][kCols], const float* x, const T* w,
+                                  int64_t stride) {
+  multiply<0>(sum, x, w, stride);
+  asm("" : "+r"(w));  // reading the weights again is cheaper than keeping them
+  multiply<1>(sum, x, w, stride);
 }
 
 // One register block over one stretch of k. `saved` holds its accumulators between stretches.
 template <class T, int kRows, int kCols>
-void block(const float* x, const T* w, int64_t stride, const Stretch& k, float* saved, float* out,
+__attribute__((noinline)) void block(const float* x, const T* w, int64_t stride, const Stretch& k, float* saved, float* out,
            Prefetch& prefetch) {
   F32 sum[kRows][kCols];
   UNROLL for (int r = 0; r < kRows; ++r)
@@ -111,8 +127,9 @@ void block(const float* x, const T* w, int64_t stride, const Stretch& k, float* 
   while (steps > 0) {
     const int64_t some = steps < kPrefetchSteps ? steps : kPrefetchSteps;
     prefetch.advance();
+#pragma GCC unroll 1
     for (int64_t i = 0; i < some; ++i) {
-      multiply<T, kRows, kCols>(sum, x, w, stride);
+      multiply_step(sum, x, w, stride);
       x += kRows * kStep;
       w += kStep;
     }
@@ -122,7 +139,7 @@ void block(const float* x, const T* w, int64_t stride, const Stretch& k, float* 
     T padded[kCols * kStep] = {};
     for (int c = 0; c < kCols; ++c)
       std::memcpy(padded + c * kStep, w + c * stride, k.tail * sizeof(T));
-    multiply<T, kRows, kCols>(sum, x, padded, kStep);
+    multiply_step(sum, x, padded, kStep);
   }
   if (!k.last) {
     UNROLL for (int r = 0; r < kRows; ++r)
