@@ -13,11 +13,11 @@ namespace specdec {
 namespace SPECDEC_ISA {
 namespace {
 
-constexpr int64_t kStep = 2 * kLanes;    // elements of k per inner step: two vectors
-constexpr int64_t kMaxRows = 64;         // rows of x that share one pass over the weight
-constexpr int kGroup = 4;                // rows of x in one register block
-constexpr int64_t kPanel = 12;           // weight rows that stay in the L1 cache for all row groups
-constexpr int64_t kColumns = 4 * kPanel; // outputs gathered before they are rounded and stored
+constexpr int64_t kStep = 2 * kLanes;  // elements of k per inner step: two vectors
+constexpr int64_t kMaxRows = 64;       // rows of x that share one pass over the weight
+constexpr int kGroup = 4;              // rows of x in one register block
+constexpr int64_t kPanel = 12;         // weight rows that stay in the L1 cache for all row groups
+constexpr int64_t kColumns = 4 * kPanel;  // outputs gathered before they are rounded and stored
 constexpr int64_t kPanelBytes = 16384;
 constexpr int64_t kGroupBytes = 20480;
 
@@ -117,12 +117,11 @@ SPECDEC_INLINE void multiply_step(F32 (&sum)[kRows][kCols], const float* x, cons
 
 // One register block over one stretch of k. `saved` holds its accumulators between stretches.
 template <class T, int kRows, int kCols>
-__attribute__((noinline)) void block(const float* x, const T* w, int64_t stride, const Stretch& k, float* saved, float* out,
-           Prefetch& prefetch) {
+__attribute__((noinline)) void block(const float* x, const T* w, int64_t stride, const Stretch& k,
+                                     float* saved, float* out, Prefetch& prefetch) {
   F32 sum[kRows][kCols];
-  UNROLL for (int r = 0; r < kRows; ++r)
-    UNROLL for (int c = 0; c < kCols; ++c)
-      sum[r][c] = k.first ? F32{} : load(saved + (r * kCols + c) * kLanes);
+  UNROLL for (int r = 0; r < kRows; ++r) UNROLL for (int c = 0; c < kCols; ++c) sum[r][c] =
+      k.first ? F32{} : load(saved + (r * kCols + c) * kLanes);
   int64_t steps = k.steps;
   while (steps > 0) {
     const int64_t some = steps < kPrefetchSteps ? steps : kPrefetchSteps;
@@ -142,13 +141,14 @@ __attribute__((noinline)) void block(const float* x, const T* w, int64_t stride,
     multiply_step(sum, x, padded, kStep);
   }
   if (!k.last) {
-    UNROLL for (int r = 0; r < kRows; ++r)
-      UNROLL for (int c = 0; c < kCols; ++c) store(saved + (r * kCols + c) * kLanes, sum[r][c]);
+    UNROLL for (int r = 0; r < kRows; ++r) UNROLL for (int c = 0; c < kCols; ++c)
+        store(saved + (r * kCols + c) * kLanes, sum[r][c]);
     return;
   }
   UNROLL for (int r = 0; r < kRows; ++r) UNROLL for (int c = 0; c < kCols; c += 4) {
-    const F32x4 sums = lane_sums(sum[r][c], sum[r][c + 1 < kCols ? c + 1 : c],
-                                 sum[r][c + 2 < kCols ? c + 2 : c], sum[r][c + 3 < kCols ? c + 3 : c]);
+    const F32x4 sums =
+        lane_sums(sum[r][c], sum[r][c + 1 < kCols ? c + 1 : c], sum[r][c + 2 < kCols ? c + 2 : c],
+                  sum[r][c + 3 < kCols ? c + 3 : c]);
     std::memcpy(out + r * kColumns + c, &sums, (kCols - c < 4 ? kCols - c : 4) * sizeof(float));
   }
 }
@@ -235,7 +235,8 @@ void panel(const LinearSmallMParams& p, const Plan& plan, const Scratch& scratch
   const int64_t whole = p.k / kStep;
   const int64_t chunks = (plan.block_steps + kPrefetchSteps - 1) / kPrefetchSteps;
   const int64_t stretches = (plan.steps + plan.block_steps - 1) / plan.block_steps;
-  const int64_t blocks = (columns + block_columns(int(plan.begin(1))) - 1) / block_columns(int(plan.begin(1)));
+  const int64_t blocks =
+      (columns + block_columns(int(plan.begin(1))) - 1) / block_columns(int(plan.begin(1)));
   const int64_t calls = chunks * stretches * plan.groups * blocks;
   prefetch.lines = calls == 0 ? 0 : int(((prefetch.end - prefetch.at) / 64 + calls - 1) / calls);
   for (int64_t step = 0; step < plan.steps; step += plan.block_steps) {
@@ -288,7 +289,8 @@ bool columns(const LinearSmallMParams& p, int64_t n0, int64_t n1) {
         const int64_t ahead = n1 - n - c - narrow;
         Prefetch prefetch;
         prefetch.at = (const char*)(w + narrow * p.weight_stride);
-        prefetch.end = (const char*)(w + (narrow + (ahead < kPanel ? ahead : kPanel)) * p.weight_stride);
+        prefetch.end =
+            (const char*)(w + (narrow + (ahead < kPanel ? ahead : kPanel)) * p.weight_stride);
         panel<T>(p, plan, scratch, w, narrow, scratch.out + c, prefetch);
       }
       write<T>(p, m0, plan.rows, n, wide, scratch.out);
@@ -300,8 +302,7 @@ bool columns(const LinearSmallMParams& p, int64_t n0, int64_t n1) {
 template <class T>
 Status run(const LinearSmallMParams& p) {
   bool enough_memory = true;
-#pragma omp parallel num_threads(p.num_threads) reduction(&& : enough_memory) \
-    if (p.n * p.k > 16384)
+#pragma omp parallel num_threads(p.num_threads) reduction(&& : enough_memory) if (p.n * p.k > 16384)
   {
 #if defined(_OPENMP)
     const int64_t thread = omp_get_thread_num(), threads = omp_get_num_threads();
