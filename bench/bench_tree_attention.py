@@ -47,7 +47,8 @@ def make(
     prefix_len, num_nodes = (torch.tensor([n], dtype=torch.int32) for n in (ctx, size))
     visible = reference.visible_keys(0, ctx, size, size, tree_mask, None, None, q.device)
     return Inputs(
-        q.transpose(1, 2), k, v, prefix_len, num_nodes, tree_mask, torch.tensor(depth, dtype=torch.int32),
+        q.transpose(1, 2), k, v, prefix_len, num_nodes, tree_mask,
+        torch.tensor(depth, dtype=torch.int32),
         visible[None, None], visible.repeat(heads // kv_heads, 1)[None, None],
     )  # fmt: skip
 

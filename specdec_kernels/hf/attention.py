@@ -62,14 +62,14 @@ def current_window() -> Window | None:
 
 
 class Flip:
-    """Switches a model's attention implementation, counted, so that overlapping forwards agree."""
+    """Switches a model's attention implementation, counted, so that overlapping forwards agree.
+
+    The count is kept per config: models may share one, and a model may be patched again meanwhile.
+    """
 
     def __init__(self, model: PreTrainedModel):
         modules = (m for m in model.modules() if isinstance(m, PreTrainedModel))
         self._configs = list({id(m.config): m.config for m in modules}.values())
-        self._lock = threading.Lock()
-        self._users = 0
-        self._originals: list[str] = []
 
     @contextlib.contextmanager
     def verify(self, window: Window) -> Iterator[None]:
@@ -83,23 +83,26 @@ class Flip:
             self._leave()
 
     def _enter(self) -> None:
-        with self._lock:
-            if self._users == 0:
-                self._originals = [c._attn_implementation for c in self._configs]
-                for config, original in zip(self._configs, self._originals, strict=True):
-                    _original_of[id(config)] = original
+        with _flip_lock:
+            for config in self._configs:
+                users = _users.get(id(config), 0)
+                if users == 0:
+                    _original_of[id(config)] = config._attn_implementation
                     config._attn_implementation_internal = NAME
-            self._users += 1
+                _users[id(config)] = users + 1
 
     def _leave(self) -> None:
-        with self._lock:
-            self._users -= 1
-            if self._users == 0:
-                for config, original in zip(self._configs, self._originals, strict=True):
-                    config._attn_implementation_internal = original
+        with _flip_lock:
+            for config in self._configs:
+                _users[id(config)] -= 1
+                if _users[id(config)] == 0:
+                    config._attn_implementation_internal = _original_of[id(config)]
+                    del _users[id(config)]
 
 
-_original_of: dict[int, str] = {}  # by id of the config while its model is flipped
+_flip_lock = threading.Lock()
+_users: dict[int, int] = {}  # by id of the config: verify forwards that run on it
+_original_of: dict[int, str] = {}  # by id of the config, kept for forwards that overlap the end
 
 
 def attention(

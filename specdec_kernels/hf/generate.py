@@ -63,8 +63,14 @@ def generate(
     if reason:
         raise PlainDecoding(reason)
     run = Run(engine, model, input_ids, processors, criteria, config, options)
-    run.prefill()
-    run.decode()
+    try:
+        run.prefill()
+        run.decode()
+    except Exception as error:
+        if not isinstance(error, UnsupportedModelError) or engine.proven:
+            run.end_stream()
+        raise
+    run.end_stream()
     return run.output()
 
 
@@ -80,12 +86,12 @@ class Run:
         options: dict[str, Any],
     ):
         self.engine, self.model, self.input_ids, self.config = engine, model, input_ids, config
-        self.streamer = options.pop("streamer", None)
-        self.options = {k: v for k, v in options.items() if k != "synced_gpus"}
+        self.streamer = options.get("streamer")
+        self.options = {k: v for k, v in options.items() if k not in ("streamer", "synced_gpus")}
         self.metrics = Metrics()
         self.held: list[tuple[int, bool]] | None = None if engine.proven else []
         self.criteria = StoppingCriteriaList(
-            c for c in criteria if not isinstance(c, MaxLengthCriteria | EosTokenCriteria)
+            c for c in criteria if type(c) not in (MaxLengthCriteria, EosTokenCriteria)
         )
         self.scores: list[list[Tensor]] = [[] for _ in range(len(input_ids))]
         self.logits: list[list[Tensor]] = [[] for _ in range(len(input_ids))]
@@ -107,13 +113,13 @@ class Run:
                 f"generate: expected prompts of at most {limit} tokens (max_position_embeddings), "
                 f"got {max(lens)}"
             )
-        lengths = [c.max_length for c in criteria if isinstance(c, MaxLengthCriteria)]
+        lengths = [c.max_length for c in criteria if type(c) is MaxLengthCriteria]
         self.max_positions = limit
-        eos = self.config._eos_token_tensor
+        ends = [c.eos_token_id.tolist() for c in criteria if type(c) is EosTokenCriteria]
         return Rows(
             [row[width - n :] for row, n in zip(self.padded, lens, strict=True)],
-            min([*lengths, self.config.max_length]) - width,
-            frozenset() if eos is None else frozenset(eos.flatten().tolist()),
+            min(lengths, default=self.config.max_length) - width,
+            frozenset(token for tokens in ends for token in tokens),
             self.input_ids.device,
             self._should_stop if self.criteria else None,
             self._on_token if self.streamer is not None else None,
@@ -136,7 +142,8 @@ class Run:
     def prefill(self) -> None:
         started = time.perf_counter()
         rows, model = self.rows, self.model
-        self.kv = RaggedKV(len(rows), self.config.max_length + 1, self.input_ids.device)
+        longest = max(rows.prompt_lens) + rows.max_new_tokens
+        self.kv = RaggedKV(len(rows), longest + 1, self.input_ids.device)
         self.cache = RaggedCache(model, self.kv, rows.prompt_lens)
         options = {**self.options, cache_argument(model): self.cache}
         with contextlib.ExitStack() as stack:
@@ -226,6 +233,7 @@ class Run:
         if self.held is not None:
             self.held.append((token, drafted))
             return
+        assert self.streamer is not None  # Rows calls this only with a streamer
         put = self.streamer.put
         if drafted:
             put = getattr(self.streamer, "put_accepted", put)
@@ -237,9 +245,13 @@ class Run:
         for token, drafted in held or []:
             self._on_token(0, token, drafted)
 
-    def output(self) -> Any:
+    def end_stream(self) -> None:
+        """Also after an error: whoever reads the streamer in another thread waits for the end."""
+        self._release_held()
         if self.streamer is not None:
             self.streamer.end()
+
+    def output(self) -> Any:
         longest = max(len(new) for new in self.rows.new)
         pad = self.config._pad_token_tensor
         fill = 0 if pad is None else int(pad)

@@ -11,6 +11,7 @@ import contextlib
 import statistics
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -27,6 +28,8 @@ ROUNDS = 5
 PREFILL_GAIN = 2.0
 
 _active = threading.local()  # .mode is "verify", "prefill" or absent
+_flip_lock = threading.Lock()
+_users: dict[int, int] = {}  # by id of the module: forwards that run through our flip
 _measured: dict[tuple, tuple[float, ...]] = {}
 _measure_lock = threading.Lock()
 
@@ -36,14 +39,12 @@ class LinearFlip:
 
     Eligible: exactly nn.Linear, with plain dense CPU weights in a dtype that the kernel takes.
     Quantised, LoRA and hooked layers keep their own forward. Other threads that run a module while
-    it is flipped get the ordinary linear.
+    it is flipped get the ordinary linear. Flips of one module are counted, whoever made them.
     """
 
     def __init__(self, model: nn.Module):
-        self._lock = threading.Lock()
-        self._users = 0
         self._modules: list[tuple[nn.Linear, Any]] | None = None
-        self._model = model
+        self._model = weakref.ref(model)
 
     def verify(self) -> contextlib.AbstractContextManager[None]:
         return self._flipped("verify")
@@ -53,23 +54,25 @@ class LinearFlip:
 
     @contextlib.contextmanager
     def _flipped(self, mode: str) -> Iterator[None]:
-        with self._lock:
-            if self._modules is None:
-                self._modules = [(m, _forward_of(m, gains)) for m, gains in choose(self._model)]
-            if self._users == 0:
-                for module, forward in self._modules:
+        with _flip_lock:
+            model = self._model()
+            if self._modules is None and model is not None:
+                self._modules = [(m, _forward_of(m, gains)) for m, gains in choose(model)]
+            modules = self._modules or []
+            for module, forward in modules:
+                if id(module) not in _users:
                     module.__dict__["forward"] = forward
-            self._users += 1
+                _users[id(module)] = _users.get(id(module), 0) + 1
         _active.mode = mode
         try:
             yield
         finally:
             _active.mode = None
-            with self._lock:
-                self._users -= 1
-                if self._users == 0:
-                    for module, _ in self._modules:
-                        module.__dict__.pop("forward", None)
+            with _flip_lock:
+                for module, _ in modules:
+                    _users[id(module)] -= 1
+                    if _users[id(module)] == 0:
+                        del _users[id(module)], module.__dict__["forward"]
 
 
 def _forward_of(module: nn.Linear, gains: tuple[float, ...]) -> Any:
@@ -106,7 +109,9 @@ def choose(model: nn.Module) -> list[tuple[nn.Linear, tuple[float, ...]]]:
 
 
 def is_eligible(module: nn.Module) -> bool:
-    if type(module) is not nn.Linear or "forward" in module.__dict__:
+    if type(module) is not nn.Linear:
+        return False
+    if "forward" in module.__dict__ and id(module) not in _users:
         return False
     weight = module.weight
     return (

@@ -22,7 +22,7 @@ from specdec_kernels.config import SpeculativeConfig
 from specdec_kernels.decoding.controller import AcceptanceModel, CostModel
 from specdec_kernels.hf.attention import Flip, UnsupportedModelError, Window
 from specdec_kernels.hf.linear import LinearFlip
-from specdec_kernels.hf.support import support
+from specdec_kernels.hf.support import support, unwrap
 from specdec_kernels.metrics import Metrics
 
 METHODS = ("_sample", "_beam_search", "_assisted_decoding")
@@ -134,9 +134,7 @@ def metrics(model: Any) -> Metrics:
 
 
 def _target(model: Any) -> PreTrainedModel:
-    """The model whose `_sample` runs: PEFT wrappers forward to their base model."""
-    if not isinstance(model, PreTrainedModel) and hasattr(model, "get_base_model"):
-        model = model.get_base_model()
+    model = unwrap(model)
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"patch: expected a transformers model, got {type(model).__name__}")
     return model
