@@ -49,6 +49,19 @@ std::string shape_text(const int64_t* shape, int ndim) {
   return text + "]";
 }
 
+// Attribute names as Python strings made once: a binding reads four attributes per tensor.
+struct Names {
+  PyObject* data_ptr = PyUnicode_InternFromString("data_ptr");
+  PyObject* dtype = PyUnicode_InternFromString("dtype");
+  PyObject* shape = PyUnicode_InternFromString("shape");
+  PyObject* stride = PyUnicode_InternFromString("stride");
+};
+
+py::object owned(PyObject* result) {
+  if (result == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(result);
+}
+
 int64_t item(const py::handle& tuple, int index) {
   return PyLong_AsLongLong(PyTuple_GET_ITEM(tuple.ptr(), index));
 }
@@ -58,10 +71,12 @@ int64_t item(const py::handle& tuple, int index) {
 Tensor as_tensor(const py::handle& value) {
   Tensor tensor;
   if (value.is_none()) return tensor;
-  tensor.data = reinterpret_cast<void*>(value.attr("data_ptr")().cast<std::uintptr_t>());
-  tensor.dtype = as_dtype(value.attr("dtype"));
-  const py::object shape = value.attr("shape");
-  const py::object stride = value.attr("stride")();
+  static const Names* names = new Names;
+  const py::object pointer = owned(PyObject_CallMethodNoArgs(value.ptr(), names->data_ptr));
+  tensor.data = PyLong_AsVoidPtr(pointer.ptr());
+  tensor.dtype = as_dtype(owned(PyObject_GetAttr(value.ptr(), names->dtype)));
+  const py::object shape = owned(PyObject_GetAttr(value.ptr(), names->shape));
+  const py::object stride = owned(PyObject_CallMethodNoArgs(value.ptr(), names->stride));
   tensor.ndim = static_cast<int>(PyTuple_GET_SIZE(shape.ptr()));
   if (tensor.ndim > kMaxDims) throw py::value_error("a tensor has more than 5 dimensions");
   for (int i = 0; i < tensor.ndim; ++i) {

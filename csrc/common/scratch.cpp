@@ -13,7 +13,7 @@ struct Block {
 
 }  // namespace
 
-void* thread_scratch(int slot, std::size_t bytes) {
+void* thread_scratch(int slot, std::size_t bytes) noexcept {
   thread_local Block blocks[kScratchSlots];
   Block& block = blocks[slot];
   if (block.size < bytes) {

@@ -20,8 +20,8 @@ constexpr float kLog2E = 1.44269504f;
 constexpr float kLn2 = 0.693147181f;
 
 struct Exp2Parts {
-  F32 power;       // 2^n, n the integer nearest to x
-  F32 remainder;   // 2^(x - n) - 1, with full relative precision around 0
+  F32 power;      // 2^n, n the integer nearest to x
+  F32 remainder;  // 2^(x - n) - 1, with full relative precision around 0
 };
 
 // Minimax polynomial of (2^f - 1) / f on [-0.5, 0.5]; relative error of 2^f below 2.0e-9.

@@ -29,9 +29,9 @@ struct KeyBlock {
 
 // Rows of the tile's working memory; all row strides are whole vectors.
 struct RowBlock {
-  float* q;       // [rows, dim], scaled
-  float* out;     // [rows, v_dim], not yet divided by the denominator
-  float* scores;  // [rows, kBlockKeys]
+  float* q;        // [rows, dim], scaled
+  float* out;      // [rows, v_dim], not yet divided by the denominator
+  float* scores;   // [rows, kBlockKeys]
   float* rescale;  // [rows], what the new maximum does to the old output
   int rows;
   int64_t dim;

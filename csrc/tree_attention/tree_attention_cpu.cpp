@@ -14,8 +14,8 @@ namespace specdec {
 namespace SPECDEC_ISA {
 namespace {
 
-constexpr int64_t kChunkRows = 64;             // query rows that one task takes, if it can
-constexpr int64_t kSerialWork = 1 << 17;       // multiply-adds below which one thread is faster
+constexpr int64_t kChunkRows = 64;        // query rows that one task takes, if it can
+constexpr int64_t kSerialWork = 1 << 17;  // multiply-adds below which one thread is faster
 constexpr float kInfinity = __builtin_huge_valf();
 
 template <class E>
@@ -38,13 +38,13 @@ struct Plan {
   int64_t group;        // query heads per KV head
   int64_t chunk_slots;  // window slots per task
   int64_t chunks;
-  int64_t dim, v_dim;   // in whole vectors
-  int64_t splits;       // at most this many per row of the batch
+  int64_t dim, v_dim;  // in whole vectors
+  int64_t splits;      // at most this many per row of the batch
   bool parallel_splits;
   int64_t part_floats;  // one partial result: out, maxima, denominators
   int num_threads;
-  float* parts;         // [B, Hkv, chunks, splits, part_floats] when parallel_splits
-  int32_t* remaining;   // [B, Hkv, chunks]: splits still to do
+  float* parts;        // [B, Hkv, chunks, splits, part_floats] when parallel_splits
+  int32_t* remaining;  // [B, Hkv, chunks]: splits still to do
 };
 
 // The unnormalised result of some keys for the rows of a task.
@@ -93,8 +93,8 @@ Unit make_unit(const TreeAttentionParams& p, const Plan& plan, int64_t index) {
     u.split_size = ceil_div(p.split_size, kBlockKeys) * kBlockKeys;
   } else {
     u.split_begin = lowest_key(p, u.prefix, 0) / kBlockKeys * kBlockKeys;
-    u.split_size = max64(
-        1, ceil_div(ceil_div(total - u.split_begin, kBlockKeys), plan.splits)) * kBlockKeys;
+    u.split_size =
+        max64(1, ceil_div(ceil_div(total - u.split_begin, kBlockKeys), plan.splits)) * kBlockKeys;
   }
   u.splits = u.live_slots == 0 ? 1 : max64(1, ceil_div(total - u.split_begin, u.split_size));
   return u;
@@ -329,8 +329,8 @@ void write_results(const TreeAttentionParams& p, const Plan& plan, const Unit& u
     const int64_t head = u.kv_head * plan.group + i % plan.group;
     float& lse = p.lse[(u.b * p.q_heads + head) * p.window_slots + slot];
     if (i >= u.live_slots * plan.group) {  // padding
-      E* out = static_cast<E*>(p.out) +
-               ((u.b * p.window_slots + slot) * p.q_heads + head) * p.v_dim;
+      E* out =
+          static_cast<E*>(p.out) + ((u.b * p.window_slots + slot) * p.q_heads + head) * p.v_dim;
       std::memset(out, 0, p.v_dim * sizeof(E));
       lse = -kInfinity;
       continue;
@@ -343,8 +343,7 @@ void write_results(const TreeAttentionParams& p, const Plan& plan, const Unit& u
       denom = denom * factor + merge_weight(sink, top);
       max = top;
     }
-    write_row<E>(p, u.b, slot, head, part.out + i * plan.v_dim,
-                 denom == 0 ? 0.0f : factor / denom);
+    write_row<E>(p, u.b, slot, head, part.out + i * plan.v_dim, denom == 0 ? 0.0f : factor / denom);
     lse = max == -kInfinity && denom == 0 ? max : max * kLn2 + std::log(denom);
   }
 }

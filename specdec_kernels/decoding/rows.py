@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
+
+GROWTH = 1024
 
 
 class Rows:
@@ -34,7 +35,7 @@ class Rows:
         self.on_token = on_token
         self.new: list[list[int]] = [[] for _ in prompts]
         self.done = [False] * len(prompts)
-        width = max(self.prompt_lens) + max_new_tokens
+        width = max(self.prompt_lens) + min(max_new_tokens, GROWTH)
         self.tokens = torch.zeros(len(prompts), width, dtype=torch.int32, device=device)
         for b, prompt in enumerate(prompts):
             self.tokens[b, : len(prompt)] = torch.tensor(prompt, dtype=torch.int32)
@@ -65,6 +66,11 @@ class Rows:
 
     def sync(self) -> None:
         """Brings the device buffers up to date with what was pushed since the last call."""
+        longest = max(self.length(b) for b in range(len(self)))
+        if longest > self.tokens.shape[1]:
+            grown = self.tokens.new_zeros(len(self), 2 * longest)
+            grown[:, : self.tokens.shape[1]] = self.tokens
+            self.tokens = grown
         before = self.lens.tolist()
         for b, old in enumerate(before):
             fresh = self.new[b][old - self.prompt_lens[b] :]

@@ -9,24 +9,35 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from specdec_kernels.ops import tree_attention
+from specdec_kernels.ops.tree_attention import tree_attention
 from specdec_kernels.tree import DraftTree
 
 NAME = "specdec"
 
 # Keyword arguments that may reach an attention function without changing what it computes here.
 HARMLESS = frozenset(
-    "position_ids use_cache output_attentions output_hidden_states output_router_logits is_causal "
-    "cache_position return_dict logits_to_keep past_key_values cache position_embeddings".split()
+    {
+        "cache",
+        "cache_position",
+        "is_causal",
+        "logits_to_keep",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "past_key_values",
+        "position_embeddings",
+        "position_ids",
+        "return_dict",
+        "use_cache",
+    }
 )
 
 
@@ -51,14 +62,14 @@ def current_window() -> Window | None:
 
 
 class Flip:
-    """Switches a model's attention implementation, counted, so that overlapping forwards agree."""
+    """Switches a model's attention implementation, counted, so that overlapping forwards agree.
+
+    The count is kept per config: models may share one, and a model may be patched again meanwhile.
+    """
 
     def __init__(self, model: PreTrainedModel):
         modules = (m for m in model.modules() if isinstance(m, PreTrainedModel))
         self._configs = list({id(m.config): m.config for m in modules}.values())
-        self._lock = threading.Lock()
-        self._users = 0
-        self._originals: list[str] = []
 
     @contextlib.contextmanager
     def verify(self, window: Window) -> Iterator[None]:
@@ -72,23 +83,26 @@ class Flip:
             self._leave()
 
     def _enter(self) -> None:
-        with self._lock:
-            if self._users == 0:
-                self._originals = [c._attn_implementation for c in self._configs]
-                for config, original in zip(self._configs, self._originals, strict=True):
-                    _original_of[id(config)] = original
+        with _flip_lock:
+            for config in self._configs:
+                users = _users.get(id(config), 0)
+                if users == 0:
+                    _original_of[id(config)] = config._attn_implementation
                     config._attn_implementation_internal = NAME
-            self._users += 1
+                _users[id(config)] = users + 1
 
     def _leave(self) -> None:
-        with self._lock:
-            self._users -= 1
-            if self._users == 0:
-                for config, original in zip(self._configs, self._originals, strict=True):
-                    config._attn_implementation_internal = original
+        with _flip_lock:
+            for config in self._configs:
+                _users[id(config)] -= 1
+                if _users[id(config)] == 0:
+                    config._attn_implementation_internal = _original_of[id(config)]
+                    del _users[id(config)]
 
 
-_original_of: dict[int, str] = {}  # by id of the config while its model is flipped
+_flip_lock = threading.Lock()
+_users: dict[int, int] = {}  # by id of the config: verify forwards that run on it
+_original_of: dict[int, str] = {}  # by id of the config, kept for forwards that overlap the end
 
 
 def attention(
@@ -161,16 +175,3 @@ def mask(*args: Any, **kwargs: Any) -> Any:
 
 AttentionInterface.register(NAME, attention)
 AttentionMaskInterface.register(NAME, mask)
-
-
-def verify_logits(
-    model: PreTrainedModel, flips: Sequence[Any], window: Window, inputs: dict[str, Any]
-) -> Tensor:
-    """Logits [B, T, V] of a verify forward, with every flip of `flips` active."""
-    with contextlib.ExitStack() as stack, torch.no_grad():
-        for flip in flips:
-            stack.enter_context(flip.verify(window))
-        logits = model(**inputs).logits
-    if window.calls == 0:
-        raise UnsupportedModelError(f"{type(model).__name__} does not use the attention interface")
-    return logits

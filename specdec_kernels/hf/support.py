@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.cache_utils import DynamicCache
+from transformers.generation import GenerationMixin
 from transformers.generation.stopping_criteria import (
     EosTokenCriteria,
     MaxLengthCriteria,
@@ -22,6 +23,25 @@ from specdec_kernels.dispatch import why_unavailable
 from specdec_kernels.hf.cache import ROLLBACK_LAYERS, cache_layers
 
 ROW_WISE_CRITERIA = (EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StopStringCriteria)
+
+# Arguments of generate that a verify forward needs not repeat; any other is an input of the model.
+KNOWN_OPTIONS = frozenset(
+    {
+        "attention_mask",
+        "cache",
+        "cache_position",
+        "inputs_embeds",
+        "logits_to_keep",
+        "output_attentions",
+        "output_hidden_states",
+        "past_key_values",
+        "position_ids",
+        "return_dict",
+        "streamer",
+        "synced_gpus",
+        "use_cache",
+    }
+)
 
 # Positions or masks of these come from the cache's length or from attention biases of their own.
 NOT_POSITION_SAFE = ("llama4", "llama4_text", "bloom", "mpt", "falcon", "gpt_neo", "minimax")
@@ -36,8 +56,15 @@ class Support(NamedTuple):
 
 def support(model: Any) -> Support:
     """Whether `patch` accelerates this model, and if not, why."""
-    reason = _why_not(model)
+    reason = _why_not(unwrap(model))
     return Support(reason is None, reason or "")
+
+
+def unwrap(model: Any) -> Any:
+    """The model whose `_sample` runs: PEFT wrappers forward to their base model."""
+    if not isinstance(model, PreTrainedModel) and hasattr(model, "get_base_model"):
+        return model.get_base_model()
+    return model
 
 
 def cache_argument(model: PreTrainedModel) -> str:
@@ -54,6 +81,8 @@ def _why_not(model: Any) -> str | None:
         return "encoder-decoder models are not supported"
     if not model.can_generate():
         return f"{type(model).__name__} has no language model head"
+    if type(model)._sample is not GenerationMixin._sample:
+        return f"{type(model).__name__} has a decoding loop of its own"
     text = config.get_text_config()
     if text.model_type in NOT_POSITION_SAFE:
         return f"{text.model_type} derives positions or masks from the cache length"
@@ -119,7 +148,11 @@ def why_plain(
         return "transformers' own assisted generation was asked for"
     batch = input_ids.shape[0]
     cache = options.get(cache_argument(model))
-    other_criteria = [type(c).__name__ for c in criteria if not isinstance(c, ROW_WISE_CRITERIA)]
+    other_criteria = [type(c).__name__ for c in criteria if type(c) not in ROW_WISE_CRITERIA]
+    pads_rows = any(hasattr(c, "eos_token_id") for c in criteria)
+    stops_rows = any(isinstance(c, StopStringCriteria) for c in criteria)
+    given = {k for k, v in options.items() if v is not None and v is not False}
+    inputs = sorted(given - KNOWN_OPTIONS)
     checks = [
         (options.get("synced_gpus"), "synced_gpus"),
         (not options.get("use_cache", True), "use_cache=False"),
@@ -128,7 +161,8 @@ def why_plain(
             f"cache_implementation={config.cache_implementation!r}",
         ),
         (
-            type(cache) is not DynamicCache
+            cache is None
+            or type(cache) is not DynamicCache
             or cache.get_seq_length() > 0
             or getattr(cache, "_is_user_defined", False),
             "a cache of the caller's own",
@@ -136,13 +170,19 @@ def why_plain(
         (config.output_attentions, "output_attentions"),
         (config.output_hidden_states, "output_hidden_states"),
         (options.get("inputs_embeds") is not None, "inputs_embeds"),
+        (inputs, f"further inputs of the model: {', '.join(inputs)}"),
         (getattr(config, "prefill_chunk_size", None), "chunked prefill"),
         (getattr(config, "token_healing", False), "token healing"),
         (options.get("streamer") is not None and batch > 1, "a streamer with more than one row"),
         (not _is_left_padded(options.get("attention_mask")), "a prompt that is not left-padded"),
+        (not _is_counted(input_ids, options), "position_ids that do not count the tokens from 0"),
         (
             batch > 1 and other_criteria,
             f"stopping criteria that may look at the whole batch: {', '.join(other_criteria)}",
+        ),
+        (
+            batch > 1 and stops_rows and not pads_rows,
+            "stop strings with several rows and no EOS token: rows that stopped would go on",
         ),
         (
             batch > 1 and unsafe_processors,
@@ -160,3 +200,14 @@ def _is_left_padded(mask: torch.Tensor | None) -> bool:
         return False
     kept = mask != 0
     return bool((kept[:, 1:] >= kept[:, :-1]).all())
+
+
+def _is_counted(input_ids: torch.Tensor, options: dict[str, Any]) -> bool:
+    """Whether position_ids are those that generate makes itself."""
+    given, mask = options.get("position_ids"), options.get("attention_mask")
+    if given is None:
+        return True
+    if given.dim() != 2:
+        return False
+    kept = torch.ones_like(input_ids) if mask is None else (mask != 0).long()
+    return bool(((given == kept.cumsum(1) - 1) | (kept == 0)).all())
