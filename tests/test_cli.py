@@ -12,9 +12,9 @@ import torch
 
 import specdec_kernels as sdk
 from specdec_kernels import cli
-from specdec_kernels.cli import console, doctor, generate, options, runs, selftest
-from specdec_kernels.cli import demo as demo_module
+from specdec_kernels.cli import console, doctor, generate, options, plan, runs, selftest
 from specdec_kernels.cli import model as models
+from specdec_kernels.cli.prompts import PROMPTS
 from specdec_kernels.metrics import Metrics
 
 transformers = pytest.importorskip("transformers")
@@ -324,6 +324,7 @@ def check_rows(report):
     for row in report["rows"]:
         assert set(row) >= ROW_KEYS
         assert row["same_tokens"] or row["dtype"] != "fp32"
+        assert 0 < row["first_token_seconds"] <= row["seconds"]
         if row["method"] == "plain":
             assert row["speedup_vs_plain"] == 1 and row["acceptance_rate"] is None
             assert row["accepted_per_position"] is None
@@ -355,14 +356,22 @@ def test_demo_says_when_a_model_is_not_supported(capsys, checkpoint, monkeypatch
     assert code == 2 and out == "" and "recurrent state" in err.splitlines()[-1]
 
 
-def test_demo_measures_the_cost_of_a_token():
+def test_demo_measures_costs_and_chooses_tokens_by_them():
     class Fake:
         def run(self, ids, new_tokens, method):
-            return runs.Run([1] * new_tokens, 1 + new_tokens * 0.01, None)
+            assert ids.shape[1] == plan.SLOTS
+            return runs.Run([1] * new_tokens, 0.31 + new_tokens * 0.01, 0.32, None)
 
-    cost = demo_module._warm_up(Fake(), torch.ones(1, 5, dtype=torch.int64))
-    assert set(cost) == set(runs.METHODS)
-    assert all(value == pytest.approx(0.01) for value in cost.values())
+    cost = plan.measure(Fake(), torch.ones(1, 50, dtype=torch.int64))
+    assert cost.step == pytest.approx(0.01) and cost.slot == pytest.approx(0.02)
+    lengths = [200, 180, 70]
+    fast, slow = plan.Cost(0.01, 0.001), plan.Cost(0.06, 0.02)
+    assert plan.choose_tokens(PROMPTS, lengths, fast, 60) == [p.most for p in PROMPTS]
+    chosen = plan.choose_tokens(PROMPTS, lengths, slow, 80)
+    assert all(p.least <= n < p.most for p, n in zip(PROMPTS, chosen, strict=True))
+    cells = zip(PROMPTS, lengths, chosen, strict=True)
+    assert sum(plan.seconds(*cell, slow) for cell in cells) <= 80
+    assert all(n > 0 for n in plan.choose_tokens(PROMPTS, lengths, slow, 0))
 
 
 def test_contest_shares_weights_and_keeps_models_apart(checkpoint, monkeypatch):

@@ -56,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     for name in COMMANDS:
         module = importlib.import_module(f"specdec_kernels.cli.{name}")
-        summary = (module.__doc__ or name).splitlines()[0]
+        summary = str(module.__doc__).splitlines()[0]
         command = commands.add_parser(name, help=summary, description=summary)
         module.add_arguments(command)
         command.set_defaults(run=module.run)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import statistics
 import sys
 import time
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 
 import specdec_kernels as sdk
-from specdec_kernels.cli import machine, runs
+from specdec_kernels.cli import machine, plan, runs
 from specdec_kernels.cli import model as models
 from specdec_kernels.cli.console import (
     CliError,
@@ -25,8 +26,8 @@ from specdec_kernels.cli.options import DTYPES, add_common, add_json, threads, w
 from specdec_kernels.cli.prompts import PROMPTS
 
 BUDGET = 105.0  # seconds for everything, so that two minutes hold on 2 cores
-SHARE = {"bf16": 1.0, "fp16": 1.0, "fp32": 0.6}  # fp32 forwards are slower and its answers shorter
-MIN_TOKENS, MAX_REPEATS, WARM_UP_TOKENS = 24, 3, 64
+SHARE = {"bf16": 1.0, "fp16": 1.0, "fp32": 0.6}  # of that, where several are measured
+MAX_REPEATS = 3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -69,7 +70,8 @@ def run(args: argparse.Namespace) -> int:
     chosen = list(dict.fromkeys(args.dtype or ("bf16", "fp32")))
     cells: list[Cell] = []
     name = ""
-    with threads(args.threads):
+    with threads(args.threads), contextlib.ExitStack() as stack:
+        stack.callback(progress.clear)
         for i, dtype in enumerate(chosen):
             model, tokenizer, name = models.load(args.model, DTYPES[dtype], progress)
             support = sdk.support(model)
@@ -81,7 +83,6 @@ def run(args: argparse.Namespace) -> int:
             with runs.Contest(model) as contest:
                 cells += _measure(contest, tokenizer, dtype, args, deadline, progress)
         facts = {**machine.describe(), "model": name}
-    progress.clear()
     rows = [row for cell in cells for row in _rows(cell)]
     to_stderr = args.json == "-"
     text = f"{_table(rows)}\n\n{name}, greedy. {facts['line']}\n{_verdict(rows)}"
@@ -103,13 +104,15 @@ def _measure(
     chosen = [p for p in PROMPTS if not args.prompt or p.name in args.prompt]
     encoded = [_encode(tokenizer, prompt.text) for prompt in chosen]
     progress.say(f"{dtype}: warming up")
-    cost = _warm_up(contest, encoded[0][:, -WARM_UP_TOKENS:])
-    estimate = sum(p.new_tokens for p in chosen) * sum(cost.values())
-    scale = min(1.0, (deadline - time.monotonic()) / estimate)
-    cells = []
-    for prompt, input_ids in zip(chosen, encoded, strict=True):
-        tokens = args.max_new_tokens or max(int(prompt.new_tokens * scale), MIN_TOKENS)
-        cells.append(Cell(prompt.name, dtype, input_ids, _fit(contest.plain, input_ids, tokens)))
+    cost = plan.measure(contest, encoded[0])
+    lengths = [ids.shape[1] for ids in encoded]
+    tokens = plan.choose_tokens(chosen, lengths, cost, deadline - time.monotonic())
+    if args.max_new_tokens:
+        tokens = [args.max_new_tokens] * len(chosen)
+    cells = [
+        Cell(prompt.name, dtype, ids, _fit(contest.plain, ids, n))
+        for prompt, ids, n in zip(chosen, encoded, tokens, strict=True)
+    ]
     for repeat in range(args.repeats or MAX_REPEATS):
         for cell in cells:
             late = repeat > 0 and time.monotonic() + cell.seconds() > deadline
@@ -124,16 +127,6 @@ def _measure(
                     gap = runs.largest_logit_gap(contest.plain, cell.input_ids, done.tokens)
                     cell.gaps[key] = gap
     return cells
-
-
-def _warm_up(contest: runs.Contest, input_ids: torch.Tensor) -> dict[str, float]:
-    """Seconds a token by method, roughly and rather too much, after a first untimed run."""
-    cost = {}
-    for method in runs.METHODS:
-        contest.run(input_ids, 2, method)
-        first, second = (contest.run(input_ids, n, method) for n in (1, 9))
-        cost[method] = max((second.seconds - first.seconds) / 8, 1e-4)
-    return cost
 
 
 def _encode(tokenizer: Any, text: str) -> torch.Tensor:
@@ -184,6 +177,7 @@ def _rows(cell: Cell) -> list[dict[str, Any]]:
                     (cell.gaps[tuple(r.tokens)] for r in done if tuple(r.tokens) in cell.gaps),
                     default=None,
                 ),
+                "first_token_seconds": statistics.median(r.first_token_seconds for r in done),
                 "prompt_tokens": cell.input_ids.shape[1],
                 "all_seconds": [r.seconds for r in done],
             }
@@ -192,8 +186,9 @@ def _rows(cell: Cell) -> list[dict[str, Any]]:
 
 
 def _table(rows: list[dict[str, Any]]) -> str:
-    header = ("dtype, prompt", "method", "tokens", "seconds", "tokens/s", "speed-up", "accepted",
-              "tokens/forward", "accepted per position", "same tokens", "largest gap")  # fmt: skip
+    header = ("dtype, prompt", "method", "tokens", "seconds", "first token", "tokens/s", "speed-up",
+              "accepted", "tokens/forward", "accepted per position", "same tokens",
+              "largest gap")  # fmt: skip
 
     def number(value: float | None, form: str) -> str:
         return "" if value is None else format(value, form)
@@ -206,6 +201,7 @@ def _table(rows: list[dict[str, Any]]) -> str:
             row["method"],
             str(row["new_tokens"]),
             f"{row['seconds']:.2f}",
+            f"{row['first_token_seconds']:.2f}",
             f"{row['tokens_per_second']:.1f}",
             f"{row['speedup_vs_plain']:.2f}x",
             number(row["acceptance_rate"], ".0%"),

@@ -8,11 +8,16 @@ __all__ = ["PROMPTS", "Prompt"]
 
 
 class Prompt(NamedTuple):
-    """`new_tokens` is how many tokens the demo asks for when time allows."""
+    """The demo asks for `most` tokens, for fewer where time is short, hardly below `least`.
+
+    tokens_per_forward: what drafting may be expected to bring, for the demo's time plan.
+    """
 
     name: str
     text: str
-    new_tokens: int
+    most: int
+    least: int
+    tokens_per_forward: float
 
 
 EDIT = '''\
@@ -55,7 +60,7 @@ Write a letter to my neighbour, Mrs. Olsen. Thank her for looking after our cat 
 while we were in the mountains, tell her about the storm we met there, and invite her to dinner."""
 
 PROMPTS = (
-    Prompt("edit", EDIT, 160),
-    Prompt("quote", QUOTE, 80),
-    Prompt("letter", LETTER, 80),
+    Prompt("edit", EDIT, most=160, least=120, tokens_per_forward=4.0),
+    Prompt("quote", QUOTE, most=80, least=32, tokens_per_forward=1.5),
+    Prompt("letter", LETTER, most=96, least=32, tokens_per_forward=1.5),
 )

@@ -25,7 +25,25 @@ class Run:
 
     tokens: list[int]
     seconds: float
+    first_token_seconds: float
     metrics: dict[str, Any] | None
+
+
+class Clock:
+    """A streamer that only notes when the first token came and when the text was complete."""
+
+    def __init__(self) -> None:
+        self.start = time.perf_counter()
+        self.calls = 0
+        self.first_token_seconds = self.seconds = 0.0
+
+    def put(self, value: torch.Tensor) -> None:
+        self.calls += 1
+        if self.calls == 2:  # the first call brings the prompt
+            self.first_token_seconds = time.perf_counter() - self.start
+
+    def end(self) -> None:
+        self.seconds = time.perf_counter() - self.start
 
 
 class Contest:
@@ -56,17 +74,18 @@ class Contest:
             elif method == "specdec":
                 model, counts = self.patched, sdk.metrics(self.patched)
                 counts.reset()
-            start = time.perf_counter()
+            clock = Clock()
             output = model.generate(
                 input_ids,
                 attention_mask=torch.ones_like(input_ids),
                 do_sample=False,
                 max_new_tokens=new_tokens,
+                streamer=clock,
                 **kwargs,
             )
-            seconds = time.perf_counter() - start
         metrics = None if method == "plain" else counts.snapshot()
-        return Run(output[0, input_ids.shape[1] :].tolist(), seconds, metrics)
+        tokens = output[0, input_ids.shape[1] :].tolist()
+        return Run(tokens, clock.seconds, clock.first_token_seconds, metrics)
 
 
 @contextlib.contextmanager
