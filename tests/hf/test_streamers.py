@@ -41,7 +41,7 @@ def test_recorded_tokens_equal_plain(model, inputs):
     expected = stream(model, inputs)
     with accelerated(model, num_speculative_tokens=8) as metrics:
         got = stream(model, inputs)
-    assert metrics.num_accepted_tokens > 8
+    assert metrics.num_accepted_tokens > 3
     assert got.puts == expected.puts and got.ends == 1
 
 
