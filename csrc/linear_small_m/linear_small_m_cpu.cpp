@@ -13,11 +13,11 @@ namespace specdec {
 namespace SPECDEC_ISA {
 namespace {
 
-constexpr int64_t kStep = 2 * kLanes;    // elements of k per inner step: two vectors
-constexpr int64_t kMaxRows = 64;         // rows of x that share one pass over the weight
-constexpr int kGroup = 4;                // rows of x in one register block
-constexpr int64_t kPanel = 12;           // weight rows that stay in the L1 cache for all row groups
-constexpr int64_t kColumns = 4 * kPanel; // outputs gathered before they are rounded and stored
+constexpr int64_t kStep = 2 * kLanes;  // elements of k per inner step: two vectors
+constexpr int64_t kMaxRows = 64;       // rows of x that share one pass over the weight
+constexpr int kGroup = 4;              // rows of x in one register block
+constexpr int64_t kPanel = 12;         // weight rows that stay in the L1 cache for all row groups
+constexpr int64_t kColumns = 4 * kPanel;  // outputs gathered before they are rounded and stored
 constexpr int64_t kPanelBytes = 16384;
 constexpr int64_t kGroupBytes = 20480;
 
@@ -117,12 +117,11 @@ SPECDEC_INLINE void multiply_step(F32 (&sum)[kRows][kCols], const float* x, cons
 
 // One register block over one stretch of k. `saved` holds its accumulators between stretches.
 template <class T, int kRows, int kCols>
-__attribute__((noinline)) void block(const float* x, const T* w, int64_t stride, const Stretch& k, float* saved, float* out,
-           Prefetch& prefetch) {
+__attribute__((noinline)) void block(const float* x, const T* w, int64_t stride, const Stretch& k,
+                                     float* saved, float* out, Prefetch& prefetch) {
   F32 sum[kRows][kCols];
-  UNROLL for (int r = 0; r < kRows; ++r)
-    UNROLL for (int c = 0; c < kCols; ++c)
-      sum[r][c] = k.first ? F32{} : load(saved + (r * kCols + c) * kLanes);
+  UNROLL for (int r = 0; r < kRows; ++r) UNROLL for (int c = 0; c < kCols; ++c) sum[r][c] =
+      k.first ? F32{} : load(saved + (r * kCols + c) * kLanes);
   int64_t steps = k.steps;
   while (steps > 0) {
     const int64_t some = steps < kPrefetchSteps ? steps : kPrefetchSteps;
@@ -142,13 +141,14 @@ __attribute__((noinline)) void block(const float* x, const T* w, int64_t stride,
     multiply_step(sum, x, padded, kStep);
   }
   if (!k.last) {
-    UNROLL for (int r = 0; r < kRows; ++r)
-      UNROLL for (int c = 0; c < kCols; ++c) store(saved + (r * kCols + c) * kLanes, sum[r][c]);
+    UNROLL for (int r = 0; r < kRows; ++r) UNROLL for (int c = 0; c < kCols; ++c)
+        store(saved + (r * kCols + c) * kLanes, sum[r][c]);
     return;
   }
   UNROLL for (int r = 0; r < kRows; ++r) UNROLL for (int c = 0; c < kCols; c += 4) {
-    const F32x4 sums = lane_sums(sum[r][c], sum[r][c + 1 < kCols ? c + 1 : c],
-                                 sum[r][c + 2 < kCols ? c + 2 : c], sum[r][c + 3 < kCols ? c + 3 : c]);
+    const F32x4 sums =
+        lane_sums(sum[r][c], sum[r][c + 1 < kCols ? c + 1 : c], sum[r][c + 2 < kCols ? c + 2 : c],
+                  sum[r][c + 3 < kCols ? c + 3 : c]);
     std::memcpy(out + r * kColumns + c, &sums, (kCols - c < 4 ? kCols - c : 4) * sizeof(float));
   }
 }
@@ -190,12 +190,12 @@ struct Plan {
 
   Plan(int64_t rows, int64_t k, int64_t item_bytes) : rows(rows) {
     groups = (rows + kGroup - 1) / kGroup;
-    steps = (k + kStep - 1) / kStep;
+    steps = k == 0 ? 1 : (k + kStep - 1) / kStep;
     int64_t most = kGroupBytes / ((rows + groups - 1) / groups * kStep * 4);
     const int64_t in_panel = kPanelBytes / (kPanel * kStep * item_bytes);
     if (groups > 1 && in_panel < most) most = in_panel;
     const int64_t stretches = (steps + most - 1) / most;
-    block_steps = stretches == 0 ? 1 : (steps + stretches - 1) / stretches;
+    block_steps = (steps + stretches - 1) / stretches;
   }
   int64_t begin(int64_t g) const { return rows * g / groups; }
 };
@@ -235,9 +235,9 @@ void panel(const LinearSmallMParams& p, const Plan& plan, const Scratch& scratch
   const int64_t whole = p.k / kStep;
   const int64_t chunks = (plan.block_steps + kPrefetchSteps - 1) / kPrefetchSteps;
   const int64_t stretches = (plan.steps + plan.block_steps - 1) / plan.block_steps;
-  const int64_t blocks = (columns + block_columns(int(plan.begin(1))) - 1) / block_columns(int(plan.begin(1)));
-  const int64_t calls = chunks * stretches * plan.groups * blocks;
-  prefetch.lines = calls == 0 ? 0 : int(((prefetch.end - prefetch.at) / 64 + calls - 1) / calls);
+  const int64_t wide = block_columns(int(plan.begin(1)));
+  const int64_t turns = chunks * stretches * plan.groups * ((columns + wide - 1) / wide);
+  prefetch.lines = int(((prefetch.end - prefetch.at) / 64 + turns - 1) / turns);
   for (int64_t step = 0; step < plan.steps; step += plan.block_steps) {
     const bool last = step + plan.block_steps >= plan.steps;
     const Stretch stretch{last ? whole - step : plan.block_steps, last ? p.k % kStep : 0, step == 0,
@@ -276,9 +276,7 @@ bool columns(const LinearSmallMParams& p, int64_t n0, int64_t n1) {
         static_cast<float*>(thread_scratch(0, plan.rows * plan.steps * kStep * sizeof(float))),
         static_cast<float*>(thread_scratch(1, plan.rows * kPanel * sizeof(F32))),
         static_cast<float*>(thread_scratch(2, plan.rows * kColumns * sizeof(float)))};
-    if ((scratch.x == nullptr && plan.steps > 0) || scratch.saved == nullptr ||
-        scratch.out == nullptr)
-      return false;
+    if (scratch.x == nullptr || scratch.saved == nullptr || scratch.out == nullptr) return false;
     pack(static_cast<const T*>(p.x) + m0 * p.x_stride, p.x_stride, p.k, plan, scratch.x);
     for (int64_t n = n0; n < n1; n += kColumns) {
       const int64_t wide = n1 - n < kColumns ? n1 - n : kColumns;
@@ -288,7 +286,8 @@ bool columns(const LinearSmallMParams& p, int64_t n0, int64_t n1) {
         const int64_t ahead = n1 - n - c - narrow;
         Prefetch prefetch;
         prefetch.at = (const char*)(w + narrow * p.weight_stride);
-        prefetch.end = (const char*)(w + (narrow + (ahead < kPanel ? ahead : kPanel)) * p.weight_stride);
+        prefetch.end =
+            (const char*)(w + (narrow + (ahead < kPanel ? ahead : kPanel)) * p.weight_stride);
         panel<T>(p, plan, scratch, w, narrow, scratch.out + c, prefetch);
       }
       write<T>(p, m0, plan.rows, n, wide, scratch.out);
@@ -300,8 +299,7 @@ bool columns(const LinearSmallMParams& p, int64_t n0, int64_t n1) {
 template <class T>
 Status run(const LinearSmallMParams& p) {
   bool enough_memory = true;
-#pragma omp parallel num_threads(p.num_threads) reduction(&& : enough_memory) \
-    if (p.n * p.k > 16384)
+#pragma omp parallel num_threads(p.num_threads) reduction(&& : enough_memory) if (p.n * p.k > 16384)
   {
 #if defined(_OPENMP)
     const int64_t thread = omp_get_thread_num(), threads = omp_get_num_threads();
