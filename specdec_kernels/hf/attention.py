@@ -46,11 +46,15 @@ class UnsupportedModelError(RuntimeError):
 
 
 class Window:
-    """What the attention function needs to know about the verify forward that is running."""
+    """What the attention function needs to know about the verify forward that is running.
 
-    def __init__(self, tree: DraftTree, prefix_len: Tensor):
+    sliding: indices of the layers whose cache is that of a sliding window.
+    """
+
+    def __init__(self, tree: DraftTree, prefix_len: Tensor, sliding: frozenset[int] = frozenset()):
         self.tree = tree
         self.prefix_len = prefix_len
+        self.sliding = sliding
         self.calls = 0
 
 
@@ -139,6 +143,10 @@ def attention(
     if unknown:
         raise UnsupportedModelError(
             f"{type(module).__name__} passes {', '.join(unknown)} to its attention"
+        )
+    if not sliding_window and getattr(module, "layer_idx", None) in window.sliding:
+        raise UnsupportedModelError(
+            f"{type(module).__name__} does not tell its attention about the sliding window"
         )
     window.calls += 1
     tree = window.tree

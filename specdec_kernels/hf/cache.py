@@ -53,11 +53,14 @@ class RaggedCache(Cache):
     """In prefill, K and V pass through to the model's own attention and are stored compacted."""
 
     def __init__(self, model: PreTrainedModel, kv: RaggedKV, prompt_lens: list[int]):
+        originals = cache_layers(model)
+        names = [type(layer).__name__ for layer in originals]
         layers = [
-            RaggedLayer(self, i) if type(layer).__name__ in ROLLBACK_LAYERS else layer
-            for i, layer in enumerate(cache_layers(model))
+            RaggedLayer(self, i) if name in ROLLBACK_LAYERS else originals[i]
+            for i, name in enumerate(names)
         ]
         super().__init__(layers=layers)
+        self.sliding = frozenset(i for i, name in enumerate(names) if "Sliding" in name)
         self.kv = kv
         self.prompt_lens = prompt_lens
         self.prefilling = True

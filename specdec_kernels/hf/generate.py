@@ -195,7 +195,8 @@ class Run:
         )
         inputs = {
             "input_ids": tree.draft_token_ids,
-            "position_ids": prefix + depth,
+            # A finished row may stand behind the last position that the model has.
+            "position_ids": (prefix + depth) * (tree.num_nodes > 0)[:, None],
             cache_argument(self.model): self.cache,
             "use_cache": True,
             "return_dict": True,
@@ -205,7 +206,7 @@ class Run:
             inputs["cache_position"] = torch.arange(
                 start, start + tree.draft_token_ids.shape[1], device=prefix.device
             )
-        window = Window(tree, self.kv.prefix_len)
+        window = Window(tree, self.kv.prefix_len, self.cache.sliding)
         logits = self.engine.verify_logits(self.model, window, inputs)
         self.engine.proven = True
         self._release_held()

@@ -39,6 +39,7 @@ KNOWN_OPTIONS = frozenset(
         "return_dict",
         "streamer",
         "synced_gpus",
+        "tokenizer",
         "use_cache",
     }
 )
@@ -207,7 +208,7 @@ def _is_counted(input_ids: torch.Tensor, options: dict[str, Any]) -> bool:
     given, mask = options.get("position_ids"), options.get("attention_mask")
     if given is None:
         return True
-    if given.dim() != 2:
+    if given.dim() != 2 or given.shape[1] != input_ids.shape[1]:
         return False
     kept = torch.ones_like(input_ids) if mask is None else (mask != 0).long()
     return bool(((given == kept.cumsum(1) - 1) | (kept == 0)).all())

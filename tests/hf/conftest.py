@@ -1,4 +1,5 @@
 import logging
+import sys
 
 import pytest
 import torch
@@ -13,3 +14,14 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def unpatched():
+    """A test that fails leaves no patched model behind."""
+    yield
+    hooks = sys.modules.get("specdec_kernels.hf.patch")
+    if hooks is None:
+        return
+    hooks._engines.clear()
+    hooks._uninstall_if_unused()

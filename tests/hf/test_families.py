@@ -202,6 +202,29 @@ def test_refused_models_run_plain(name):
     check_refused(AutoModelForCausalLM.from_config(config).eval())
 
 
+def test_a_sliding_window_that_only_the_mask_knows():
+    """Moshi's attention function is not told about the window: seen at the first verify forward."""
+    config = CONFIG_MAPPING["moshi"](
+        **SMALL,
+        num_key_value_heads=4,
+        head_dim=8,
+        ffn_dim=48,
+        sliding_window=12,
+        pad_token_id=0,
+        eos_token_id=None,
+    )
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    for parameter in model.parameters():
+        parameter.data.mul_(5 if parameter.dim() > 1 else 1)
+    inputs = batch(random_rows((20, 30), high=64))
+    expected = new_tokens(model, inputs)
+    with pytest.warns(UserWarning, match="plain decoding"):
+        sdk.patch(model)
+        assert new_tokens(model, inputs) == expected
+    sdk.unpatch(model)
+
+
 def test_encoder_decoder_models_are_refused():
     from transformers import T5Config, T5ForConditionalGeneration
 

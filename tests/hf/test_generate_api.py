@@ -1,6 +1,5 @@
 """The arguments of generate and the ways to call it: same tokens, or one warning and plain."""
 
-import threading
 import warnings
 
 import pytest
@@ -14,7 +13,6 @@ from tiny import (
     lookup_rows,
     new_tokens,
     random_rows,
-    tiny,
     use_drafter,
 )
 from transformers import DynamicCache, StaticCache, pipeline
@@ -24,7 +22,7 @@ import specdec_kernels as sdk
 
 @pytest.fixture(scope="module")
 def model():
-    return fresh("llama")
+    return fresh("phi3")
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +106,7 @@ def run_plain_cases(inputs):
 @pytest.mark.parametrize("reason", run_plain_cases(batch([[1, 2]])))
 def test_what_runs_plain_warns_once(reason, rows):
     """D06 and the rest of what the loop does not do."""
-    model = fresh("llama", attn_implementation="eager")
+    model = fresh("phi3", attn_implementation="eager")
     inputs = batch(rows[:1])
     options = dict(do_sample=False, max_new_tokens=12, **run_plain_cases(inputs)[reason])
     with warnings.catch_warnings():
@@ -136,7 +134,7 @@ def sequences(output):
 
 
 def test_config_without_a_cache():
-    model = fresh("llama")
+    model = fresh("phi3")
     inputs = batch(random_rows((7,)))
     expected = new_tokens(model, inputs)
     model.config.use_cache = model.generation_config.use_cache = False
@@ -204,7 +202,7 @@ def test_a_second_turn_on_the_returned_output(model, rows):
 
 
 def test_a_patched_model_as_assistant(model, rows):
-    helper = fresh("llama")
+    helper = fresh("phi3")
     inputs = batch(rows[:1])
     expected = new_tokens(model, inputs)
     with accelerated(helper) as metrics:
@@ -218,7 +216,7 @@ def test_a_patched_model_as_assistant(model, rows):
 
 def test_generation_config_of_a_downloaded_model(rows):
     """A13, D05: sampling settings left in a config that decodes greedily."""
-    model = fresh("llama")
+    model = fresh("phi3")
     inputs = batch(rows)
     expected = new_tokens(model, inputs, repetition_penalty=1.05)
     defaults = dict(do_sample=False, temperature=0.0, top_p=0.9, top_k=5, repetition_penalty=1.05)
@@ -348,20 +346,20 @@ def test_the_end_of_the_position_table(name, new, monkeypatch):
 
 def test_16_bit_models_run(rows):
     for dtype in (torch.bfloat16, torch.float16):
-        model = fresh("llama").to(dtype)
+        model = fresh("phi3").to(dtype)
         with accelerated(model) as metrics:
             out = new_tokens(model, batch(rows))
         assert all(0 <= t < 96 for row in out for t in row) and metrics.num_steps > 0
 
 
-def test_a_compiled_forward(rows):
-    model = fresh("llama")
-    inputs = batch(rows)
-    expected = new_tokens(model, inputs, max_new_tokens=12)
+def test_a_compiled_forward():
+    model = fresh("llama", num_hidden_layers=1)
+    inputs = batch([[5, 6, 7, 5, 6]])
+    expected = new_tokens(model, inputs, max_new_tokens=6)
     model.forward = torch.compile(model.forward, backend="eager", dynamic=True)
-    with warnings.catch_warnings(), sdk.patched(model, num_speculative_tokens=4):
+    with warnings.catch_warnings(), sdk.patched(model, num_speculative_tokens=2):
         warnings.simplefilter("ignore")
-        assert new_tokens(model, inputs, max_new_tokens=12) == expected
+        assert new_tokens(model, inputs, max_new_tokens=6) == expected
 
 
 def test_gradients_stay_possible(model, rows):
@@ -370,4 +368,3 @@ def test_gradients_stay_possible(model, rows):
         model(**batch(rows)).logits.sum().backward()
     assert model.lm_head.weight.grad is not None
     model.zero_grad(set_to_none=True)
-    assert threading.active_count() >= 1 and tiny("llama") is not model

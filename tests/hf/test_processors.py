@@ -29,7 +29,7 @@ import specdec_kernels as sdk
 
 @pytest.fixture(scope="module")
 def model():
-    return fresh("llama")
+    return fresh("phi3")
 
 
 @pytest.fixture(scope="module")
@@ -99,8 +99,8 @@ def test_processors_equal_plain(model, rows, name, size):
     assert metrics.num_draft_tokens > 0
     if name not in ("repetition_penalty", "no_repeat_ngram_size", "several"):
         assert metrics.num_accepted_tokens > 0
-    if name != "remove_invalid":
-        assert expected != new_tokens(model, inputs) or name == "own"
+    if name not in ("remove_invalid", "user_min_length", "own"):
+        assert expected != new_tokens(model, inputs)  # the setting did something
 
 
 def test_a_processor_with_state_is_called_as_plain_calls_it(model, rows):

@@ -23,7 +23,7 @@ import specdec_kernels as sdk
 
 @pytest.fixture(scope="module")
 def model():
-    return fresh("llama")
+    return fresh("phi3")
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def test_nothing_behind_the_end_of_a_block(model, inputs, pos, monkeypatch):
 @pytest.mark.parametrize("new", [1, 2, 3])
 def test_short_runs(inputs, new):
     """The first tokens are held until the model has proved itself, then they must come out."""
-    model = fresh("llama")
+    model = fresh("phi3")
     expected = stream(model, inputs, max_new_tokens=new)
     with accelerated(model):
         assert stream(model, inputs, max_new_tokens=new).puts == expected.puts
@@ -91,7 +91,7 @@ class Raises(StoppingCriteria):
 @pytest.mark.parametrize("after", [1, 2, 9])
 def test_one_end_on_exception(inputs, after):
     """A reader of a TextIteratorStreamer would otherwise wait for ever."""
-    model = fresh("llama")
+    model = fresh("phi3")
     criterion = Raises()
     criterion.at = inputs["input_ids"].shape[1] + after
     expected = new_tokens(model, inputs)[0][:after]
@@ -122,7 +122,7 @@ def test_accepted_tokens_can_be_told_apart(model, inputs):
 
 def test_streams_of_a_model_that_turns_out_unsupported(inputs):
     """The plain run that takes over gets the streamer, and the caller every token once."""
-    model = fresh("llama")
+    model = fresh("phi3")
     expected = stream(model, inputs)
     for layer in model.model.layers:
         layer.self_attn.register_forward_pre_hook(

@@ -11,7 +11,6 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 import specdec_kernels as sdk
-from specdec_kernels.decoding.loop import drafted_depth
 from specdec_kernels.tree import ROOT_PARENT, DraftTree
 
 VOCAB = 96
@@ -222,7 +221,7 @@ class Scripted:
             rows.append(row)
             links.append(parents)
         tree = DraftTree.from_lists(rows, links)
-        self.sizes.append(drafted_depth(tree))
+        self.sizes.append(tree.drafted_depth())
         return tree
 
     def commit(self, acceptance, features):
