@@ -139,8 +139,7 @@ void expect_dense_rows(const char* name, const Tensor& tensor) {
 }
 
 void raise_unless_ok(const char* op, Status status) {
-  if (status != Status::ok)
-    throw std::runtime_error(std::string(op) + ": " + status_text(status));
+  if (status != Status::ok) throw std::runtime_error(std::string(op) + ": " + status_text(status));
 }
 
 }  // namespace specdec

@@ -59,7 +59,8 @@ def pick(
     op: str, implementations: Mapping[str, Callable], device_type: str, explicit: str | None
 ) -> Callable:
     """The implementation to call; `implementations` maps backend to function, best first."""
-    wanted = explicit or _local.backend or os.environ.get("SPECDEC_BACKEND")
+    chosen = explicit or _local.backend
+    wanted: str = chosen or os.environ.get("SPECDEC_BACKEND", "")
     if not wanted:
         for backend, function in implementations.items():
             if why_unavailable(backend, device_type) is None:
