@@ -22,9 +22,9 @@ void bind_linear_small_m(py::module_& m) {
       expect_shape("linear_small_m: bias", bias_t, {columns});
       expect_contiguous("linear_small_m: bias", bias_t);
     }
-    const LinearSmallMParams params{x_t.data, x_t.stride[0], weight_t.data, weight_t.stride[0],
-                                    bias_t.data, y_t.data, rows, columns, depth, x_t.dtype,
-                                    num_threads};
+    const LinearSmallMParams params{x_t.data,    x_t.stride[0], weight_t.data, weight_t.stride[0],
+                                    bias_t.data, y_t.data,      rows,          columns,
+                                    depth,       x_t.dtype,     num_threads};
     py::gil_scoped_release release;
     raise_unless_ok("linear_small_m", linear_small_m_cpu(params));
   });

@@ -6,6 +6,7 @@ namespace specdec {
 namespace py = pybind11;
 
 void bind_commit_kv_cuda(py::module_& m);
+void bind_verify_greedy_cuda(py::module_& m);
 
 }  // namespace specdec
 
@@ -13,4 +14,5 @@ PYBIND11_MODULE(_cuda, m) {
   using namespace specdec;
   m.doc() = "CUDA kernels of specdec_kernels. Call them through specdec_kernels.ops.";
   bind_commit_kv_cuda(m);
+  bind_verify_greedy_cuda(m);
 }

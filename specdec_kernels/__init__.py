@@ -1,15 +1,15 @@
 """Speculative decoding kernels that make Hugging Face `generate` faster, with the same output.
 
-    import specdec_kernels as sdk
-    sdk.patch(model)          # every model.generate(...) now drafts and verifies
-    sdk.unpatch(model)
+import specdec_kernels as sdk
+sdk.patch(model)          # every model.generate(...) now drafts and verifies
+sdk.unpatch(model)
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import specdec_kernels.metrics
+import specdec_kernels.metrics  # noqa: F401
 from specdec_kernels import ops
 from specdec_kernels.config import SpeculativeConfig
 

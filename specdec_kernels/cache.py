@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specdec_kernels.ops import commit_kv_
+from specdec_kernels.ops.commit_kv import commit_kv_
 
 GROWTH = 1024
 
@@ -17,7 +17,7 @@ GROWTH = 1024
 class RaggedKV:
     """K and V of all layers, [B, Hkv, capacity, D] each, allocated when a layer first writes.
 
-    Memory grows in chunks up to `max_slots`, so a generous max_length costs nothing before it is used.
+    Memory grows in chunks up to `max_slots`: a generous max_length costs nothing until it is used.
     """
 
     def __init__(self, batch: int, max_slots: int, device: torch.device):

@@ -66,7 +66,7 @@ class SpeculativeConfig:
     def make(
         cls, config: SpeculativeConfig | Mapping[str, Any] | None = None, **options: Any
     ) -> SpeculativeConfig:
-        """From a config, a plain dictionary or keywords; keywords win. Unknown keys raise ValueError."""
+        """From a config, a dictionary or keywords; keywords win. Unknown keys raise ValueError."""
         if config is None:
             settings: dict[str, Any] = {}
         elif isinstance(config, SpeculativeConfig):
@@ -75,20 +75,25 @@ class SpeculativeConfig:
             settings = dict(config)
         else:
             raise TypeError(
-                f"patch: expected config as a dict or SpeculativeConfig, got {type(config).__name__}"
+                "patch: expected config as a dict or SpeculativeConfig, "
+                f"got {type(config).__name__}"
             )
         settings.update(options)
         known = [f.name for f in dataclasses.fields(cls)]
         for key in settings:
             if key not in known:
                 near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.0)[0]
-                raise ValueError(f"patch: unknown option {key!r}; the nearest known one is {near!r}")
+                raise ValueError(
+                    f"patch: unknown option {key!r}; the nearest known one is {near!r}"
+                )
         given = settings.keys()
         if "prompt_lookup_max" in given and "prompt_lookup_min" not in given:
             low = min(settings["prompt_lookup_max"], cls.prompt_lookup_min)
             settings["prompt_lookup_min"] = low
         if "prompt_lookup_min" in given and "prompt_lookup_max" not in given:
-            settings["prompt_lookup_max"] = max(settings["prompt_lookup_min"], cls.prompt_lookup_max)
+            settings["prompt_lookup_max"] = max(
+                settings["prompt_lookup_min"], cls.prompt_lookup_max
+            )
         return cls(**settings)
 
 

@@ -78,6 +78,19 @@ class Acceptance(NamedTuple):
     status: Tensor
 
 
+class Decision(NamedTuple):
+    """What the host knows of a step: an Acceptance, cut where rows finished.
+
+    path: accepted slots, root first, -1 padded, int32 [B, T].
+    num_accepted: drafted tokens that matched, per row.
+    num_kept: slots to commit per row, as many as tokens were emitted.
+    """
+
+    path: Tensor
+    num_accepted: list[int]
+    num_kept: list[int]
+
+
 STATUS_NAN = 1  # a logits row that was needed held a NaN
 STATUS_EMPTY = 2  # no token had a finite logit
 
@@ -101,6 +114,17 @@ class DraftTree(NamedTuple):
     tree_mask: Tensor | None = None
     depth: Tensor | None = None
     draft_logits: Tensor | None = None
+
+    @property
+    def width(self) -> int:
+        """Slots per row, T."""
+        return self.draft_token_ids.shape[1]
+
+    def drafted_depth(self) -> list[int]:
+        """Levels below each row's root: the most tokens that verification could accept."""
+        if self.depth is None:
+            return [max(n - 1, 0) for n in self.num_nodes.tolist()]
+        return self.depth.amax(1).tolist()
 
     @staticmethod
     def from_lists(

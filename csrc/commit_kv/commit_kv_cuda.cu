@@ -1,6 +1,7 @@
+#include "commit_kv/commit_kv.h"
+
 #include <cstdint>
 
-#include "commit_kv/commit_kv.h"
 #include "common/device_guard.cuh"
 
 namespace specdec {
@@ -17,16 +18,16 @@ struct Row {
   const int32_t* path;
   const int32_t* pages;  // nullptr without a block table
   int64_t batch_index;
-  int64_t prefix;
-  int64_t kept;
+  int32_t prefix;
+  int32_t kept;
   int64_t item_size;
 
-  __device__ char* at(int64_t head, int64_t slot) const {
+  __device__ char* at(int64_t head, uint32_t slot) const {
     int64_t offset;
     if (pages == nullptr) {
       offset = batch_index * stride[0] + head * stride[1] + slot * stride[2];
     } else {
-      const int64_t page_size = shape[1];
+      const uint32_t page_size = shape[1];  // 32 bits, as slots are: 64-bit divisions are slow
       offset =
           pages[slot / page_size] * stride[0] + slot % page_size * stride[1] + head * stride[2];
     }
@@ -38,34 +39,34 @@ struct Row {
 // row is read from path[i] > i, and all that has been written by then lies before i.
 template <class Word>
 __device__ void move_word(const Row& row, int64_t head, int64_t word) {
-  for (int64_t first = 0; first < row.kept; first += kRowsInFlight) {
+  for (int32_t first = 0; first < row.kept; first += kRowsInFlight) {
+    int32_t source[kRowsInFlight];  // 0 for a row that stays
     Word held[kRowsInFlight];
 #pragma unroll
     for (int j = 0; j < kRowsInFlight; ++j) {
-      const int64_t i = first + j;
-      if (i < row.kept && row.path[i] > i)
-        held[j] = reinterpret_cast<const Word*>(row.at(head, row.prefix + row.path[i]))[word];
+      const int32_t i = first + j;
+      source[j] = i < row.kept && row.path[i] > i ? row.path[i] : 0;
+      if (source[j] != 0)
+        held[j] = reinterpret_cast<const Word*>(row.at(head, row.prefix + source[j]))[word];
     }
 #pragma unroll
-    for (int j = 0; j < kRowsInFlight; ++j) {
-      const int64_t i = first + j;
-      if (i < row.kept && row.path[i] > i)
-        reinterpret_cast<Word*>(row.at(head, row.prefix + i))[word] = held[j];
-    }
+    for (int j = 0; j < kRowsInFlight; ++j)
+      if (source[j] != 0)
+        reinterpret_cast<Word*>(row.at(head, row.prefix + first + j))[word] = held[j];
   }
 }
 
 template <class Word>
 __device__ void move_rows(const Row& row, int64_t heads, int64_t bytes) {
-  const int64_t words = bytes / static_cast<int64_t>(sizeof(Word));
-  for (int64_t item = threadIdx.x; item < heads * words; item += kThreads)
+  const uint32_t words = bytes / sizeof(Word);
+  for (uint32_t item = threadIdx.x; item < heads * words; item += kThreads)
     move_word<Word>(row, item / words, item % words);
 }
 
 // One block for each cache tensor and batch row.
 __global__ void __launch_bounds__(kThreads) commit_kv_kernel(const CommitKvParams p) {
-  const int64_t cache = blockIdx.x / p.batch;
-  const int64_t b = blockIdx.x % p.batch;
+  const int64_t cache = blockIdx.x / static_cast<uint32_t>(p.batch);
+  const int64_t b = blockIdx.x % static_cast<uint32_t>(p.batch);
   const int64_t* shape = p.shapes + 4 * cache;
   const int64_t* stride = p.strides + 4 * cache;
   const bool paged = p.block_table != nullptr;

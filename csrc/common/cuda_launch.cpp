@@ -1,6 +1,6 @@
-#include <cuda_runtime_api.h>
-
 #include "common/cuda_launch.h"
+
+#include <cuda_runtime_api.h>
 
 namespace specdec {
 

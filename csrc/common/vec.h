@@ -173,22 +173,27 @@ SPECDEC_INLINE void store_partial(T* target, F32 value, int count) {
 
 // ---- integer lanes, for the random numbers
 
-// High and low halves of the 64-bit products.
-SPECDEC_INLINE void multiply_wide(U32 a, uint32_t b, U32& high, U32& low) {
+typedef uint64_t PairU64 __attribute__((vector_size(kLanes * 4)));
+
+// The 64-bit products of the even lanes.
+SPECDEC_INLINE PairU64 multiply_even(U32 a, uint32_t b) {
+  const U32 factor = b - U32{};
 #if defined(__AVX512F__) && defined(SPECDEC_ISA_avx512)
-  const __m512i x = (__m512i)a, y = _mm512_set1_epi32(int(b));
-  const __m512i even = _mm512_mul_epu32(x, y), odd = _mm512_mul_epu32(_mm512_srli_epi64(x, 32), y);
-  high = (U32)_mm512_mask_blend_epi32(0xaaaa, _mm512_srli_epi64(even, 32), odd);
-  low = (U32)_mm512_mask_blend_epi32(0xaaaa, even, _mm512_slli_epi64(odd, 32));
+  return (PairU64)_mm512_maskz_mul_epu32(0xff, (__m512i)a, (__m512i)factor);
 #elif defined(__AVX2__) && defined(SPECDEC_ISA_avx2)
-  const __m256i x = (__m256i)a, y = _mm256_set1_epi32(int(b));
-  const __m256i even = _mm256_mul_epu32(x, y), odd = _mm256_mul_epu32(_mm256_srli_epi64(x, 32), y);
-  high = (U32)_mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, 0xaa);
-  low = (U32)_mm256_blend_epi32(even, _mm256_slli_epi64(odd, 32), 0xaa);
+  return (PairU64)_mm256_mul_epu32((__m256i)a, (__m256i)factor);
 #else
-  low = a * b;
-  for (int lane = 0; lane < kLanes; ++lane) high[lane] = uint32_t(uint64_t(a[lane]) * b >> 32);
+  return ((PairU64)a & 0xffffffffu) * ((PairU64)factor & 0xffffffffu);
 #endif
+}
+
+// High and low halves of the 64-bit products of all lanes.
+SPECDEC_INLINE void multiply_wide(U32 a, uint32_t b, U32& high, U32& low) {
+  const PairU64 even = multiply_even(a, b), odd = multiply_even((U32)((PairU64)a >> 32), b);
+  I32 is_odd;
+  for (int lane = 0; lane < kLanes; ++lane) is_odd[lane] = lane % 2 ? -1 : 0;
+  high = is_odd ? (U32)odd : (U32)(even >> 32);
+  low = is_odd ? (U32)(odd << 32) : (U32)even;
 }
 
 SPECDEC_INLINE U32 shuffle(U32 a, U32 b, U32 index) {

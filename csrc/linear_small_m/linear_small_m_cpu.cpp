@@ -13,23 +13,26 @@ namespace specdec {
 namespace SPECDEC_ISA {
 namespace {
 
-constexpr int64_t kStep = 2 * kLanes;    // elements of k per inner step: two vectors
-constexpr int64_t kMaxRows = 64;         // rows of x that share one pass over the weight
-constexpr int kGroup = 4;                // rows of x in one register block
-constexpr int64_t kPanel = 12;           // weight rows that stay in the L1 cache for all row groups
-constexpr int64_t kColumns = 4 * kPanel; // outputs gathered before they are rounded and stored
+constexpr int64_t kStep = 2 * kLanes;  // elements of k per inner step: two vectors
+constexpr int64_t kMaxRows = 64;       // rows of x that share one pass over the weight
+constexpr int kGroup = 4;              // rows of x in one register block
+constexpr int64_t kPanel = 12;         // weight rows that stay in the L1 cache for all row groups
+constexpr int64_t kColumns = 4 * kPanel;  // outputs gathered before they are rounded and stored
 constexpr int64_t kPanelBytes = 16384;
 constexpr int64_t kGroupBytes = 20480;
 
 // Weight rows per register block for a group of `rows`: accumulators, weights and one x vector fit
 // the 16 (AVX-512: 32) registers.
 constexpr int block_columns(int rows) {
-  if (kLanes == 16) return rows <= 2 ? 12 : 6;
-  return rows == 1 ? 12 : rows == 2 ? 6 : rows == 3 ? 4 : 3;
+  if (kLanes == 16) return rows == 2 ? 12 : 6;
+  return rows <= 2 ? 6 : rows == 3 ? 4 : 3;
 }
 
 // The two vectors of one step, in an order that only has to be the same for x and weight: halves
 // for fp32 and fp16, even and odd elements for bf16, where each then costs one instruction.
+// Volatile: taken from the cache at each use, so that it occupies no register.
+const volatile U32 kOddElements = U32{} + 0xffff0000u;
+
 template <class T, int kPart>
 SPECDEC_INLINE F32 part(const T* source) {
   return load(source + kPart * kLanes);
@@ -40,7 +43,7 @@ SPECDEC_INLINE F32 part<BFloat16, 0>(const BFloat16* source) {
 }
 template <>
 SPECDEC_INLINE F32 part<BFloat16, 1>(const BFloat16* source) {
-  return bit_cast<F32>(bit_cast<U32>(*(const I32Unaligned*)source) & 0xffff0000u);
+  return bit_cast<F32>(bit_cast<U32>(*(const I32Unaligned*)source) & kOddElements);
 }
 
 typedef float F32x4 __attribute__((vector_size(16)));
@@ -84,35 +87,48 @@ struct Stretch {
   bool last;   // outputs are complete afterwards
 };
 
-template <class T, int kRows, int kCols>
+// Half a step. The shorter side of the block is held in registers, the longer one passes by.
+template <int kPart, class T, int kRows, int kCols>
 SPECDEC_INLINE void multiply(F32 (&sum)[kRows][kCols], const float* x, const T* w, int64_t stride) {
-  F32 weights[kCols];
-  UNROLL for (int c = 0; c < kCols; ++c) weights[c] = part<T, 0>(w + c * stride);
-  UNROLL for (int r = 0; r < kRows; ++r) {
-    const F32 values = load(x + r * kLanes);
-    UNROLL for (int c = 0; c < kCols; ++c) sum[r][c] = fma(weights[c], values, sum[r][c]);
+  if (kRows < kCols) {
+    F32 values[kRows];
+    UNROLL for (int r = 0; r < kRows; ++r) values[r] = load(x + (kPart * kRows + r) * kLanes);
+    UNROLL for (int c = 0; c < kCols; ++c) {
+      const F32 weight = part<T, kPart>(w + c * stride);
+      UNROLL for (int r = 0; r < kRows; ++r) sum[r][c] = fma(weight, values[r], sum[r][c]);
+    }
+  } else {
+    F32 weights[kCols];
+    UNROLL for (int c = 0; c < kCols; ++c) weights[c] = part<T, kPart>(w + c * stride);
+    UNROLL for (int r = 0; r < kRows; ++r) {
+      const F32 value = load(x + (kPart * kRows + r) * kLanes);
+      UNROLL for (int c = 0; c < kCols; ++c) sum[r][c] = fma(weights[c], value, sum[r][c]);
+    }
   }
-  UNROLL for (int c = 0; c < kCols; ++c) weights[c] = part<T, 1>(w + c * stride);
-  UNROLL for (int r = 0; r < kRows; ++r) {
-    const F32 values = load(x + (kRows + r) * kLanes);
-    UNROLL for (int c = 0; c < kCols; ++c) sum[r][c] = fma(weights[c], values, sum[r][c]);
-  }
+}
+
+template <class T, int kRows, int kCols>
+SPECDEC_INLINE void multiply_step(F32 (&sum)[kRows][kCols], const float* x, const T* w,
+                                  int64_t stride) {
+  multiply<0>(sum, x, w, stride);
+  asm("" : "+r"(w));  // reading the weights again is cheaper than keeping them
+  multiply<1>(sum, x, w, stride);
 }
 
 // One register block over one stretch of k. `saved` holds its accumulators between stretches.
 template <class T, int kRows, int kCols>
-void block(const float* x, const T* w, int64_t stride, const Stretch& k, float* saved, float* out,
-           Prefetch& prefetch) {
+__attribute__((noinline)) void block(const float* x, const T* w, int64_t stride, const Stretch& k,
+                                     float* saved, float* out, Prefetch& prefetch) {
   F32 sum[kRows][kCols];
-  UNROLL for (int r = 0; r < kRows; ++r)
-    UNROLL for (int c = 0; c < kCols; ++c)
-      sum[r][c] = k.first ? F32{} : load(saved + (r * kCols + c) * kLanes);
+  UNROLL for (int r = 0; r < kRows; ++r) UNROLL for (int c = 0; c < kCols; ++c) sum[r][c] =
+      k.first ? F32{} : load(saved + (r * kCols + c) * kLanes);
   int64_t steps = k.steps;
   while (steps > 0) {
     const int64_t some = steps < kPrefetchSteps ? steps : kPrefetchSteps;
     prefetch.advance();
+#pragma GCC unroll 1
     for (int64_t i = 0; i < some; ++i) {
-      multiply<T, kRows, kCols>(sum, x, w, stride);
+      multiply_step(sum, x, w, stride);
       x += kRows * kStep;
       w += kStep;
     }
@@ -122,16 +138,17 @@ void block(const float* x, const T* w, int64_t stride, const Stretch& k, float* 
     T padded[kCols * kStep] = {};
     for (int c = 0; c < kCols; ++c)
       std::memcpy(padded + c * kStep, w + c * stride, k.tail * sizeof(T));
-    multiply<T, kRows, kCols>(sum, x, padded, kStep);
+    multiply_step(sum, x, padded, kStep);
   }
   if (!k.last) {
-    UNROLL for (int r = 0; r < kRows; ++r)
-      UNROLL for (int c = 0; c < kCols; ++c) store(saved + (r * kCols + c) * kLanes, sum[r][c]);
+    UNROLL for (int r = 0; r < kRows; ++r) UNROLL for (int c = 0; c < kCols; ++c)
+        store(saved + (r * kCols + c) * kLanes, sum[r][c]);
     return;
   }
   UNROLL for (int r = 0; r < kRows; ++r) UNROLL for (int c = 0; c < kCols; c += 4) {
-    const F32x4 sums = lane_sums(sum[r][c], sum[r][c + 1 < kCols ? c + 1 : c],
-                                 sum[r][c + 2 < kCols ? c + 2 : c], sum[r][c + 3 < kCols ? c + 3 : c]);
+    const F32x4 sums =
+        lane_sums(sum[r][c], sum[r][c + 1 < kCols ? c + 1 : c], sum[r][c + 2 < kCols ? c + 2 : c],
+                  sum[r][c + 3 < kCols ? c + 3 : c]);
     std::memcpy(out + r * kColumns + c, &sums, (kCols - c < 4 ? kCols - c : 4) * sizeof(float));
   }
 }
@@ -218,7 +235,8 @@ void panel(const LinearSmallMParams& p, const Plan& plan, const Scratch& scratch
   const int64_t whole = p.k / kStep;
   const int64_t chunks = (plan.block_steps + kPrefetchSteps - 1) / kPrefetchSteps;
   const int64_t stretches = (plan.steps + plan.block_steps - 1) / plan.block_steps;
-  const int64_t blocks = (columns + block_columns(int(plan.begin(1))) - 1) / block_columns(int(plan.begin(1)));
+  const int64_t blocks =
+      (columns + block_columns(int(plan.begin(1))) - 1) / block_columns(int(plan.begin(1)));
   const int64_t calls = chunks * stretches * plan.groups * blocks;
   prefetch.lines = calls == 0 ? 0 : int(((prefetch.end - prefetch.at) / 64 + calls - 1) / calls);
   for (int64_t step = 0; step < plan.steps; step += plan.block_steps) {
@@ -271,7 +289,8 @@ bool columns(const LinearSmallMParams& p, int64_t n0, int64_t n1) {
         const int64_t ahead = n1 - n - c - narrow;
         Prefetch prefetch;
         prefetch.at = (const char*)(w + narrow * p.weight_stride);
-        prefetch.end = (const char*)(w + (narrow + (ahead < kPanel ? ahead : kPanel)) * p.weight_stride);
+        prefetch.end =
+            (const char*)(w + (narrow + (ahead < kPanel ? ahead : kPanel)) * p.weight_stride);
         panel<T>(p, plan, scratch, w, narrow, scratch.out + c, prefetch);
       }
       write<T>(p, m0, plan.rows, n, wide, scratch.out);
@@ -283,8 +302,7 @@ bool columns(const LinearSmallMParams& p, int64_t n0, int64_t n1) {
 template <class T>
 Status run(const LinearSmallMParams& p) {
   bool enough_memory = true;
-#pragma omp parallel num_threads(p.num_threads) reduction(&& : enough_memory) \
-    if (p.n * p.k > 16384)
+#pragma omp parallel num_threads(p.num_threads) reduction(&& : enough_memory) if (p.n * p.k > 16384)
   {
 #if defined(_OPENMP)
     const int64_t thread = omp_get_thread_num(), threads = omp_get_num_threads();

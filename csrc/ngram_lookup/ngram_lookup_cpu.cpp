@@ -1,7 +1,8 @@
+#include "ngram_lookup/ngram_lookup.h"
+
 #include <cstring>
 
 #include "common/vec.h"
-#include "ngram_lookup/ngram_lookup.h"
 
 namespace specdec {
 namespace SPECDEC_ISA {

@@ -1,5 +1,6 @@
-#include "common/decide.h"
 #include "rejection_sample/rejection_sample.h"
+
+#include "common/decide.h"
 #include "rejection_sample/token_rule.h"
 
 namespace specdec {

@@ -1,5 +1,6 @@
-#include "common/decide.h"
 #include "sample/sample.h"
+
+#include "common/decide.h"
 
 namespace specdec {
 namespace SPECDEC_ISA {

@@ -3,11 +3,12 @@
 // The T * G query rows of a KV head share each K and V row they load. Blocks lie on a grid of 64
 // slots and splits on a grid of split_size, and masked keys are exact no-ops; with a fixed
 // split_size a row's result therefore depends on that row alone, not on T, batch or threads.
+#include "tree_attention/tree_attention.h"
+
 #include <cmath>
 
 #include "common/scratch.h"
 #include "tree_attention/tiles.h"
-#include "tree_attention/tree_attention.h"
 
 namespace specdec {
 namespace SPECDEC_ISA {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "common/cuda_launch.h"
 #include "common/isa.h"
 #include "common/params.h"
 #include "common/sampling.h"
@@ -22,3 +23,11 @@ struct VerifyGreedyParams {
 }  // namespace specdec
 
 SPECDEC_CPU_OP(verify_greedy, VerifyGreedyParams)
+
+namespace specdec {
+
+// Every pointer is device memory here. `workspace` holds batch * (2 * width + 1) zeroed 64-bit
+// words.
+int verify_greedy_cuda(const VerifyGreedyParams& params, void* workspace, const CudaLaunch& launch);
+
+}  // namespace specdec

@@ -1,5 +1,6 @@
-#include "common/decide.h"
 #include "verify_greedy/verify_greedy.h"
+
+#include "common/decide.h"
 
 namespace specdec {
 namespace SPECDEC_ISA {

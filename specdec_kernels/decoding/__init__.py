@@ -1,5 +1,5 @@
 """The loop: propose, verify, accept, commit. It knows ops and drafters, but not transformers."""
 
-from specdec_kernels.decoding.loop import decode
+from specdec_kernels.decoding.loop import Loop
 
-__all__ = ["decode"]
+__all__ = ["Loop"]

@@ -104,7 +104,9 @@ class Controller:
         sizes = [s for s in SIZES if s == 0 or (s <= self.largest and s < reach)]
         costs = self.costs.curve(batch, [s + 1 for s in sizes])
         chances = [self.acceptance.probability(c) if c else 0.0 for c in confidence]
-        gains = [sum(_expected(a, s) for a in chances) / c for s, c in zip(sizes, costs, strict=True)]
+        gains = [
+            sum(_expected(a, s) for a in chances) / c for s, c in zip(sizes, costs, strict=True)
+        ]
         best = max(range(len(sizes)), key=gains.__getitem__)
         if gains[best] > MARGIN * gains[0]:
             return sizes[best]

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from specdec_kernels.decoding.rows import Rows
-from specdec_kernels.ops import rejection_sample, sample, verify_greedy
-from specdec_kernels.tree import DraftTree, SamplingParams
-
-
-class Decision(NamedTuple):
-    """path: accepted slots, root first, int32 [B, T]. num_accepted, num_kept: one int per row, drafted
-    tokens that matched and slots to commit (as many as tokens emitted)."""
-
-    path: Tensor
-    num_accepted: list[int]
-    num_kept: list[int]
+from specdec_kernels.ops.rejection_sample import rejection_sample
+from specdec_kernels.ops.sample import sample
+from specdec_kernels.ops.verify_greedy import verify_greedy
+from specdec_kernels.tree import Decision, DraftTree, SamplingParams
 
 
 class Verifier(Protocol):
+    def at(self, rows: Rows) -> SamplingParams | None:
+        """The sampling parameters with each row's current position; None when greedy."""
+
     def first(self, logits: Tensor, rows: Rows) -> None:
         """Emits each row's first token from the prefill logits [B, V]."""
 
@@ -37,7 +33,6 @@ class KernelVerifier:
         self.sampling = sampling
 
     def at(self, rows: Rows) -> SamplingParams | None:
-        """The sampling parameters with each row's current position."""
         if self.sampling is None:
             return None
         return self.sampling._replace(position=rows.lens.long())
@@ -68,7 +63,7 @@ class KernelVerifier:
 
 
 class WalkVerifier:
-    """Asks `pick(row, logits [V], position)` for one token after the other along the accepted path.
+    """Asks `pick(row, logits [V])` for one token after the other along the accepted path.
 
     The logits processors see exactly the calls that plain decoding would make: once per emitted
     token, in order, on the true prefix.
@@ -76,6 +71,9 @@ class WalkVerifier:
 
     def __init__(self, pick: Callable[[int, Tensor], int]):
         self.pick = pick
+
+    def at(self, rows: Rows) -> SamplingParams | None:
+        return None
 
     def first(self, logits: Tensor, rows: Rows) -> None:
         for b in range(len(rows)):

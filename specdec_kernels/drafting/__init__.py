@@ -10,7 +10,7 @@ from torch import Tensor
 from specdec_kernels.config import SpeculativeConfig
 from specdec_kernels.drafting.ngram import NgramDrafter
 from specdec_kernels.drafting.none import NoDrafter
-from specdec_kernels.tree import Acceptance, DraftTree, SamplingParams
+from specdec_kernels.tree import Decision, DraftTree, SamplingParams
 
 __all__ = ["Drafter", "NgramDrafter", "NoDrafter", "make_drafter"]
 
@@ -43,7 +43,7 @@ class Drafter(Protocol):
         max_nodes[b] = 0 asks for a finished row.
         """
 
-    def commit(self, acceptance: Acceptance, features: Tensor | None) -> None:
+    def commit(self, decision: Decision, features: Tensor | None) -> None:
         """What became of the last proposal."""
 
 

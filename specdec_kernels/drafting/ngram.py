@@ -10,9 +10,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from specdec_kernels.ops import ngram_lookup
-from specdec_kernels.tree import ROOT_PARENT, Acceptance, DraftTree, SamplingParams
-
+from specdec_kernels.ops.ngram_lookup import ngram_lookup
+from specdec_kernels.tree import ROOT_PARENT, Decision, DraftTree, SamplingParams
 
 CONFIDENT_LENGTHS = (2, 4, 8)
 
@@ -82,7 +81,7 @@ class NgramDrafter:
         ]
         return DraftTree.from_lists([t[0] for t in trees], [t[1] for t in trees])
 
-    def commit(self, acceptance: Acceptance, features: Tensor | None) -> None:
+    def commit(self, decision: Decision, features: Tensor | None) -> None:
         pass
 
     def _until_eos(self, draft: list[int]) -> list[int]:

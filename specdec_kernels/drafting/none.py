@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from specdec_kernels.tree import ROOT_PARENT, Acceptance, DraftTree, SamplingParams
+from specdec_kernels.tree import ROOT_PARENT, Decision, DraftTree, SamplingParams
 
 
 class NoDrafter:
@@ -28,7 +28,7 @@ class NoDrafter:
     ) -> DraftTree:
         return roots_only(tokens, lens, max_nodes)
 
-    def commit(self, acceptance: Acceptance, features: Tensor | None) -> None:
+    def commit(self, decision: Decision, features: Tensor | None) -> None:
         pass
 
 

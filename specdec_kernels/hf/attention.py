@@ -9,24 +9,35 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from specdec_kernels.ops import tree_attention
+from specdec_kernels.ops.tree_attention import tree_attention
 from specdec_kernels.tree import DraftTree
 
 NAME = "specdec"
 
 # Keyword arguments that may reach an attention function without changing what it computes here.
 HARMLESS = frozenset(
-    "position_ids use_cache output_attentions output_hidden_states output_router_logits is_causal "
-    "cache_position return_dict logits_to_keep past_key_values cache position_embeddings".split()
+    {
+        "cache",
+        "cache_position",
+        "is_causal",
+        "logits_to_keep",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "past_key_values",
+        "position_embeddings",
+        "position_ids",
+        "return_dict",
+        "use_cache",
+    }
 )
 
 
@@ -161,16 +172,3 @@ def mask(*args: Any, **kwargs: Any) -> Any:
 
 AttentionInterface.register(NAME, attention)
 AttentionMaskInterface.register(NAME, mask)
-
-
-def verify_logits(
-    model: PreTrainedModel, flips: Sequence[Any], window: Window, inputs: dict[str, Any]
-) -> Tensor:
-    """Logits [B, T, V] of a verify forward, with every flip of `flips` active."""
-    with contextlib.ExitStack() as stack, torch.no_grad():
-        for flip in flips:
-            stack.enter_context(flip.verify(window))
-        logits = model(**inputs).logits
-    if window.calls == 0:
-        raise UnsupportedModelError(f"{type(model).__name__} does not use the attention interface")
-    return logits

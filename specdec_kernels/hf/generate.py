@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +18,11 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from specdec_kernels.cache import RaggedKV
 from specdec_kernels.decoding.controller import Controller
-from specdec_kernels.decoding.loop import decode
+from specdec_kernels.decoding.loop import Loop
 from specdec_kernels.decoding.rows import Rows
 from specdec_kernels.decoding.verify import KernelVerifier, Verifier, WalkVerifier
 from specdec_kernels.drafting import make_drafter
-from specdec_kernels.hf.attention import UnsupportedModelError, Window, verify_logits
+from specdec_kernels.hf.attention import UnsupportedModelError, Window
 from specdec_kernels.hf.cache import RaggedCache
 from specdec_kernels.hf.processors import (
     kernel_parameters,
@@ -32,14 +33,14 @@ from specdec_kernels.hf.processors import (
 )
 from specdec_kernels.hf.support import cache_argument, why_plain
 from specdec_kernels.metrics import Metrics
-from specdec_kernels.ops import sample
+from specdec_kernels.ops.sample import sample
 from specdec_kernels.tree import DraftTree
 
 if TYPE_CHECKING:
     from specdec_kernels.hf.patch import Engine
 
 
-class PlainDecoding(Exception):  # noqa: N818 - a decision, not an error
+class PlainDecoding(Exception):
     """This call has to run plain; the text says why."""
 
 
@@ -98,7 +99,9 @@ class Run:
         lens = [width] * batch if mask is None else (mask != 0).sum(1).tolist()
         limit = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         if min(lens, default=0) == 0:
-            raise ValueError("generate: expected at least one token in every prompt, got an empty one")
+            raise ValueError(
+                "generate: expected at least one token in every prompt, got an empty one"
+            )
         if limit is not None and max(lens) > limit:
             raise ValueError(
                 f"generate: expected prompts of at most {limit} tokens (max_position_embeddings), "
@@ -136,18 +139,23 @@ class Run:
         self.kv = RaggedKV(len(rows), self.config.max_length + 1, self.input_ids.device)
         self.cache = RaggedCache(model, self.kv, rows.prompt_lens)
         options = {**self.options, cache_argument(model): self.cache}
-        if hasattr(model, "_prefill"):
-            output = model._prefill(self.input_ids, self.config, options)
-        else:
-            options["cache_position"] = torch.arange(
-                self.input_ids.shape[1], device=self.input_ids.device
-            )
-            inputs = model.prepare_inputs_for_generation(self.input_ids, **options)
-            output = model(**inputs, return_dict=True)
+        with contextlib.ExitStack() as stack:
+            if self.engine.linear is not None:
+                stack.enter_context(self.engine.linear.prefill())
+            output = self._prefill_forward(options)
         self.cache.end_prefill()
         self.metrics.seconds["prefill"] += time.perf_counter() - started
         self.verifier.first(output.logits[:, -1], rows)
         self.metrics.num_new_tokens += len(rows)
+
+    def _prefill_forward(self, options: dict[str, Any]) -> Any:
+        model = self.model
+        if hasattr(model, "_prefill"):
+            return model._prefill(self.input_ids, self.config, options)
+        width = self.input_ids.shape[1]
+        options["cache_position"] = torch.arange(width, device=self.input_ids.device)
+        inputs = model.prepare_inputs_for_generation(self.input_ids, **options)
+        return model(**inputs, return_dict=True)
 
     def decode(self) -> None:
         settings = self.engine.config
@@ -157,17 +165,17 @@ class Run:
             fixed=settings.num_speculative_tokens,
             largest=settings.max_speculative_tokens,
         )
-        drafter = make_drafter(settings, self.rows.eos_token_ids)
-        decode(
+        loop = Loop(
             self._forward,
             self.kv,
             self.rows,
-            drafter,
+            make_drafter(settings, self.rows.eos_token_ids),
             self.verifier,
             controller,
             self.metrics,
             self.max_positions,
         )
+        loop.run()
         self._release_held()
         self.engine.metrics.add(self.metrics)
 
@@ -191,7 +199,7 @@ class Run:
                 start, start + tree.draft_token_ids.shape[1], device=prefix.device
             )
         window = Window(tree, self.kv.prefix_len)
-        logits = verify_logits(self.model, self.engine.flips, window, inputs)
+        logits = self.engine.verify_logits(self.model, window, inputs)
         self.engine.proven = True
         self._release_held()
         return logits

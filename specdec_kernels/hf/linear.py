@@ -1,4 +1,9 @@
-"""The model's linear layers through linear_small_m, in verify forwards only, where that is faster."""
+"""The model's linear layers through linear_small_m, in verify forwards, where that is faster.
+
+Prefill keeps torch's layers, so that it is bit for bit that of plain generate, with one exception:
+16-bit weights on a processor without 16-bit matrix units. There torch needs several times as long,
+and 16-bit results are held to the near-tie rule anyway.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +19,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from specdec_kernels.dispatch import why_unavailable
-from specdec_kernels.ops import linear_small_m
+from specdec_kernels.ops.linear_small_m import linear_small_m
 
 MAX_ROWS = 64
 MEASURED_ROWS = (1, 4, 16, 64)
 ROUNDS = 5
+PREFILL_GAIN = 2.0
 
-_active = threading.local()
-_measured: dict[tuple, tuple[bool, ...]] = {}
+_active = threading.local()  # .mode is "verify", "prefill" or absent
+_measured: dict[tuple, tuple[float, ...]] = {}
 _measure_lock = threading.Lock()
 
 
@@ -39,20 +45,26 @@ class LinearFlip:
         self._modules: list[tuple[nn.Linear, Any]] | None = None
         self._model = model
 
+    def verify(self) -> contextlib.AbstractContextManager[None]:
+        return self._flipped("verify")
+
+    def prefill(self) -> contextlib.AbstractContextManager[None]:
+        return self._flipped("prefill")
+
     @contextlib.contextmanager
-    def verify(self, window: Any) -> Iterator[None]:
-        if self._modules is None:
-            self._modules = [(m, _forward_of(m, faster)) for m, faster in choose(self._model)]
+    def _flipped(self, mode: str) -> Iterator[None]:
         with self._lock:
+            if self._modules is None:
+                self._modules = [(m, _forward_of(m, gains)) for m, gains in choose(self._model)]
             if self._users == 0:
                 for module, forward in self._modules:
                     module.__dict__["forward"] = forward
             self._users += 1
-        _active.on = True
+        _active.mode = mode
         try:
             yield
         finally:
-            _active.on = False
+            _active.mode = None
             with self._lock:
                 self._users -= 1
                 if self._users == 0:
@@ -60,10 +72,16 @@ class LinearFlip:
                         module.__dict__.pop("forward", None)
 
 
-def _forward_of(module: nn.Linear, faster: tuple[bool, ...]) -> Any:
+def _forward_of(module: nn.Linear, gains: tuple[float, ...]) -> Any:
+    in_prefill = module.weight.dtype != torch.float32 and gains[-1] >= PREFILL_GAIN
+
     def forward(x: Tensor) -> Tensor:
         rows = x.numel() // x.shape[-1]
-        if not getattr(_active, "on", False) or rows > MAX_ROWS or not faster[_bucket(rows)]:
+        mode = getattr(_active, "mode", None)
+        ours = (mode == "verify" and rows <= MAX_ROWS and gains[_bucket(rows)] > 1.0) or (
+            mode == "prefill" and in_prefill
+        )
+        if not ours:
             return functional.linear(x, module.weight, module.bias)
         out = linear_small_m(x.reshape(rows, x.shape[-1]), module.weight, module.bias)
         return out.view(*x.shape[:-1], out.shape[-1])
@@ -71,18 +89,18 @@ def _forward_of(module: nn.Linear, faster: tuple[bool, ...]) -> Any:
     return forward
 
 
-def choose(model: nn.Module) -> list[tuple[nn.Linear, tuple[bool, ...]]]:
-    """Eligible modules with, per entry of MEASURED_ROWS, whether ours is faster for that shape."""
+def choose(model: nn.Module) -> list[tuple[nn.Linear, tuple[float, ...]]]:
+    """Eligible modules with torch's time over ours, per entry of MEASURED_ROWS, for that shape."""
     groups: dict[tuple, list[nn.Linear]] = {}
     for module in model.modules():
-        if is_eligible(module):
+        if isinstance(module, nn.Linear) and is_eligible(module):
             groups.setdefault(_shape_key(module), []).append(module)
-    chosen = []
+    chosen: list[tuple[nn.Linear, tuple[float, ...]]] = []
     for key, modules in groups.items():
         with _measure_lock:
             if key not in _measured:
-                _measured[key] = tuple(_is_faster(modules, rows) for rows in MEASURED_ROWS)
-        if any(_measured[key]):
+                _measured[key] = tuple(_gain(modules, rows) for rows in MEASURED_ROWS)
+        if max(_measured[key]) > 1.0:
             chosen.extend((m, _measured[key]) for m in modules)
     return chosen
 
@@ -110,7 +128,7 @@ def _bucket(rows: int) -> int:
 
 
 @torch.no_grad()
-def _is_faster(modules: list[nn.Linear], rows: int) -> bool:
+def _gain(modules: list[nn.Linear], rows: int) -> float:
     """Interleaved medians over several of the model's own weights, which are cold in the cache."""
     sample = modules[:8]
     x = torch.zeros(rows, sample[0].in_features, dtype=sample[0].weight.dtype)
@@ -125,4 +143,4 @@ def _is_faster(modules: list[nn.Linear], rows: int) -> bool:
         if round_ > 0:
             theirs.append(middle - started)
             ours.append(time.perf_counter() - middle)
-    return statistics.median(ours) < statistics.median(theirs)
+    return statistics.median(theirs) / statistics.median(ours)

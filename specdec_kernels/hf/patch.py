@@ -14,12 +14,13 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.generation.utils import GenerationMixin
 
 from specdec_kernels.config import SpeculativeConfig
 from specdec_kernels.decoding.controller import AcceptanceModel, CostModel
-from specdec_kernels.hf.attention import Flip, UnsupportedModelError
+from specdec_kernels.hf.attention import Flip, UnsupportedModelError, Window
 from specdec_kernels.hf.linear import LinearFlip
 from specdec_kernels.hf.support import support
 from specdec_kernels.metrics import Metrics
@@ -38,11 +39,26 @@ class Engine:
         self.unsupported = support(model).reason
         self.proven = False
         self.warned: set[str] = set()
-        self.flips: list[Any] = []
-        if not self.unsupported:
-            self.flips.append(Flip(model))
-            if config.linear == "auto":
-                self.flips.append(LinearFlip(model))
+        self.flip = None if self.unsupported else Flip(model)
+        self.linear: LinearFlip | None = None
+        if not self.unsupported and config.linear == "auto":
+            self.linear = LinearFlip(model)
+
+    def verify_logits(
+        self, model: PreTrainedModel, window: Window, inputs: dict[str, Any]
+    ) -> Tensor:
+        """Logits [B, T, V] of a verify forward over `window`."""
+        with contextlib.ExitStack() as stack:
+            assert self.flip is not None
+            stack.enter_context(self.flip.verify(window))
+            if self.linear is not None:
+                stack.enter_context(self.linear.verify())
+            logits = model(**inputs).logits
+        if window.calls == 0:
+            raise UnsupportedModelError(
+                f"{type(model).__name__} does not use the attention interface"
+            )
+        return logits
 
     def warn_plain(self, reason: str) -> None:
         """Says once per reason that a call runs plain."""
@@ -111,7 +127,9 @@ def metrics(model: Any) -> Metrics:
     """The counts of a patched model since it was patched or the metrics were reset."""
     engine = _engines.get(_target(model))
     if engine is None:
-        raise ValueError("metrics: expected a patched model; call specdec_kernels.patch(model) first")
+        raise ValueError(
+            "metrics: expected a patched model; call specdec_kernels.patch(model) first"
+        )
     return engine.metrics
 
 

@@ -128,7 +128,8 @@ def why_plain(
             f"cache_implementation={config.cache_implementation!r}",
         ),
         (
-            type(cache) is not DynamicCache
+            cache is None
+            or type(cache) is not DynamicCache
             or cache.get_seq_length() > 0
             or getattr(cache, "_is_user_defined", False),
             "a cache of the caller's own",

@@ -1,7 +1,7 @@
 """The random numbers of csrc/common/philox.h in PyTorch, bit for bit.
 
 Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011). Key: a 64-bit
-seed. Counter words: position (low, high), stream, index // 4; the index picks one of the four words.
+seed. Counter words: position (low, high), stream, index // 4; the index picks one of four words.
 """
 
 from __future__ import annotations

@@ -32,20 +32,21 @@ def rejection_sample(
 ) -> Acceptance:
     """Verifies a drafted window against raw target logits under the row's sampling settings.
 
-    Rule `coupled`: the target token of each node is what `sample` draws there with the same seed and
-    position; a child is accepted when it equals it. The text is that of undrafted sampling.
+    Rule `coupled`: the target token of each node is what `sample` draws there with the same seed
+    and position; a child is accepted when it equals it. The text is that of undrafted sampling.
 
     Rule `token`: a child drawn from q is accepted with min(1, p/q), else the recovered token comes
     from norm(max(p - q, 0)) (Leviathan et al. 2023). Without `draft_logits` q is one-hot: siblings
     are tried in slot order, each against the target without those already rejected.
 
-    The rows follow `sample` in everything: processing order, ties, NaN, infinities. A draft token of
-    probability 0 or outside the vocabulary is never accepted; an empty residual samples the target.
-    A NaN or empty draft row rejects its child and sets the status.
+    The rows follow `sample` in everything: processing order, ties, NaN, infinities. A draft token
+    of probability 0 or outside the vocabulary is never accepted; an empty residual samples the
+    target. A NaN or empty draft row rejects its child and sets the status.
 
     Args:
         target_logits: raw target logits [B, T, V], fp32, bf16 or fp16.
-        draft_token_ids, parents, num_nodes: the verify window, int64 [B, T], int32 [B, T], int32 [B].
+        draft_token_ids, parents, num_nodes: the verify window, int64 [B, T], int32 [B, T] and
+            int32 [B].
         sampling: one value per row; `position` is that of the token decided at the root.
         draft_logits: [B, T, Vd]; row i are the logits whose softmax slot i's child was drawn from.
             Chains only; not read under `coupled`.

@@ -86,8 +86,8 @@ def expect_chains(parents: Tensor, num_nodes: Tensor) -> None:
     slots = torch.arange(-1, parents.shape[1] - 1, device=parents.device)
     if bool(((parents != slots) & valid_slots(num_nodes, parents.shape[1]))[:, 1:].any()):
         raise ValueError(
-            "rejection_sample: rule 'token' with draft_logits expected chains (one child per node), "
-            "got a tree; rule 'recursive' is the one for trees with draft_logits"
+            "rejection_sample: rule 'token' with draft_logits expected chains (one child per "
+            "node), got a tree; rule 'recursive' is the one for trees with draft_logits"
         )
 
 

@@ -80,7 +80,7 @@ def kept_set(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Ten
     """top_k, then top_p, then min_p, as transformers orders them; ties at a threshold are kept.
 
     `logits` [N, V] have maximum 0. top_k keeps the k largest; top_p keeps a token when those above
-    it hold less than top_p of the mass; min_p keeps probabilities of at least min_p times the largest.
+    it hold less than top_p of the mass; min_p keeps what has min_p times the largest probability.
     """
     vocab = logits.shape[-1]
     ordered, order = logits.sort(-1, descending=True)

@@ -23,7 +23,7 @@ def verify_greedy(
     *,
     backend: str | None = None,
 ) -> Acceptance:
-    """From the root, follows the child whose token is the argmax at its parent; then the bonus token.
+    """From the root, follows the child whose token is the argmax at its parent, to the bonus token.
 
     Ties go to the lowest id. A row with NaN sets STATUS_NAN and takes its largest finite logit (or
     token 0); a row of -infinity sets STATUS_EMPTY and takes token 0. Only the rows on the accepted
@@ -31,11 +31,11 @@ def verify_greedy(
 
     Args:
         logits: raw target logits [B, T, V], fp32, bf16 or fp16.
-        draft_token_ids: the verify window, root first, int64 [B, T]; an id outside the vocabulary is
-            rejected.
+        draft_token_ids: the verify window, root first, int64 [B, T]; an id outside the vocabulary
+            is rejected.
         parents: parent slot of each slot, smaller than the slot, int32 [B, T].
         num_nodes: slots in use, the root counted, int32 [B]; 0 is a finished row.
-        backend: reference or cpu; None picks.
+        backend: reference, cpu or cuda; None picks.
 
     Raises:
         ValueError, TypeError: naming the argument, what was expected and what came.
@@ -91,6 +91,16 @@ def _cpu(logits, draft_token_ids, parents, num_nodes):
     return outputs
 
 
+def _cuda(logits, draft_token_ids, parents, num_nodes):
+    outputs = new_acceptance(draft_token_ids)
+    window = [x.contiguous() for x in (draft_token_ids, parents, num_nodes)]
+    batch, width = draft_token_ids.shape
+    workspace = draft_token_ids.new_zeros(batch * (2 * width + 1))
+    stream = torch.cuda.current_stream(logits.device).cuda_stream
+    native.cuda.verify_greedy(logits, window, outputs, workspace, logits.device.index, stream)
+    return outputs
+
+
 def _reference(logits, draft_token_ids, parents, num_nodes):
     return tuple(reference.verify_greedy(logits, draft_token_ids, parents, num_nodes))
 
@@ -103,6 +113,7 @@ _op = register(
     "verify_greedy",
     "(Tensor logits, Tensor draft_token_ids, Tensor parents, Tensor num_nodes, "
     "*, str backend='') -> (Tensor, Tensor, Tensor, Tensor)",
-    {"cpu": _cpu, "reference": _reference},
+    # cuda comes last: it becomes the default of CUDA tensors once its tests have run on a device
+    {"cpu": _cpu, "reference": _reference, "cuda": _cuda},
     _fake,
 )

@@ -1,4 +1,4 @@
-"""The specification of verify_greedy in plain PyTorch, and the walk that the sampling rules share."""
+"""The specification of verify_greedy in plain PyTorch, and the walk that sampling shares."""
 
 from __future__ import annotations
 

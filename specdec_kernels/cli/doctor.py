@@ -1,0 +1,98 @@
+"""Say what is installed, what is missing and why, and test every op."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+from typing import Any
+
+import torch
+
+from specdec_kernels import __version__, native
+from specdec_kernels.cli import machine, selftest
+from specdec_kernels.cli import model as models
+from specdec_kernels.cli.console import check_json_target, write_json
+from specdec_kernels.cli.options import add_json
+
+OPENMP = ("libgomp", "libiomp5", "libomp")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_json(parser, "write the findings as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    check_json_target(args.json)
+    report = examine()
+    if args.json:
+        write_json(report, args.json)
+    if args.json != "-":
+        print("\n".join(_lines(report)))
+    return 0 if report["passed"] else 1
+
+
+def examine() -> dict[str, Any]:
+    """Everything that doctor prints, as a dictionary."""
+    facts = machine.describe()
+    tests = selftest.run()
+    versions = {name: facts[name] for name in ("specdec_kernels", "python", "torch")}
+    versions |= {name: machine.version_of(name) for name in ("transformers", "triton")}
+    return {
+        "versions": versions,
+        "machine": facts,
+        "openmp": openmp_runtimes(),
+        "backends": backends(),
+        "model_package": models.package_missing() or "installed",
+        "self_test": tests,
+        "passed": bool(tests) and all(test["passed"] for test in tests),
+    }
+
+
+def backends() -> dict[str, str]:
+    """Each backend: "available", or why it is not."""
+    cpu = native.cpu_error and f"{native.cpu_error}; every op runs on the reference path"
+    state = {
+        "reference": "available",
+        "cpu": cpu or f"available ({machine.isa_in_use()})",
+    }
+    no_device = None if torch.cuda.is_available() else "torch sees no CUDA device"
+    no_triton = None if importlib.util.find_spec("triton") else "triton is not installed"
+    for name, missing in (("triton", no_triton), ("cuda", native.cuda_error)):
+        reasons = [reason for reason in (missing, no_device) if reason]
+        state[name] = "; ".join(reasons) or "available"
+    return state
+
+
+def openmp_runtimes() -> list[str]:
+    """The OpenMP libraries in this process. More than one compete for the same cores."""
+    try:
+        with open("/proc/self/maps", encoding="utf-8") as file:
+            paths = {line.split()[-1] for line in file if ".so" in line}
+    except OSError:
+        return []
+    return sorted(p for p in paths if os.path.basename(p).startswith(OPENMP))
+
+
+def _lines(report: dict[str, Any]) -> list[str]:
+    facts = report["machine"]
+    named = [f"{name} {version or 'missing'}" for name, version in report["versions"].items()]
+    flags = " ".join(facts["cpu_flags"]) or "unknown"
+    runtimes = report["openmp"]
+    lines = [
+        f"specdec-kernels {__version__}",
+        f"versions   {', '.join(named)}",
+        f"cpu        {facts['cpu']}, {facts['cpus']} CPUs, {facts['threads']} threads",
+        f"isa        in use: {facts['isa']}; the CPU has: {flags}",
+        f"openmp     {', '.join(runtimes) or 'none found'}",
+    ]
+    if len(runtimes) > 1:
+        lines.append("           more than one OpenMP runtime is loaded: threads may compete")
+    lines += [f"{'backend' if i == 0 else '':10} {name}: {state}"
+              for i, (name, state) in enumerate(report["backends"].items())]  # fmt: skip
+    lines += [f"model      {report['model_package']}", "self-test"]
+    for test in report["self_test"]:
+        mark = "ok  " if test["passed"] else "FAIL"
+        lines.append(f"  {mark} {test['op']:18} {test['backend']:10} {test['detail']}")
+    lines.append("all self-tests passed" if report["passed"] else "SOME SELF-TESTS FAILED")
+    return lines

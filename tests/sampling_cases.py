@@ -1,0 +1,98 @@
+"""Inputs and statistics that the tests of the sampling ops share."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import torch
+from scipy import stats
+
+from specdec_kernels.tree import SamplingParams
+
+FALSE_ALARM = 1e-6
+
+
+def chi_square_pvalue(observed: torch.Tensor, probabilities: torch.Tensor) -> float:
+    """Of counts against a distribution; cells expected fewer than 5 times are pooled."""
+    assert observed[probabilities == 0].sum() == 0, "drew something of probability 0"
+    expected = probabilities.double() * observed.sum()
+    order = expected.argsort()
+    expected, observed = expected[order], observed.double()[order]
+    pooled = int((expected.cumsum(0) < 5).sum()) + 1
+    expected = torch.cat([expected[:pooled].sum().view(1), expected[pooled:]])
+    observed = torch.cat([observed[:pooled].sum().view(1), observed[pooled:]])
+    return float(stats.chisquare(observed, expected * observed.sum() / expected.sum()).pvalue)
+
+
+class ToyModel:
+    """A language model over `vocab` tokens whose logits depend on the last two tokens."""
+
+    def __init__(self, vocab: int, seed: int, scale: float = 1.5) -> None:
+        g = torch.Generator().manual_seed(seed)
+        self.vocab = vocab
+        self.table = torch.randn(vocab, vocab, vocab, generator=g) * scale
+
+    def logits(self, before: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
+        return self.table[before, last]
+
+    def joint(self, before: int, last: int, temperature: float = 1.0) -> torch.Tensor:
+        """Exact probabilities of the next three tokens, [vocab, vocab, vocab], fp64."""
+        p = torch.softmax(self.table.double() / temperature, -1)
+        result = torch.zeros((self.vocab,) * 3, dtype=torch.float64)
+        for a, b in itertools.product(range(self.vocab), repeat=2):
+            result[a, b] = p[before, last, a] * p[last, a, b] * p[a, b]
+        return result
+
+
+def random_window(g: torch.Generator, batch: int, width: int, vocab: int, chain: bool = False):
+    """Ragged trees (a finished row among them when batch > 2) with some ids out of range."""
+    parents = [
+        [-1] + [s - 1 if chain else pick(g, max(0, s - 4), s) for s in range(1, width)]
+        for _ in range(batch)
+    ]
+    num_nodes = torch.randint(1, width + 1, (batch,), generator=g, dtype=torch.int32)
+    num_nodes[0] = width
+    if batch > 2:
+        num_nodes[1] = 0
+    ids = torch.randint(-2, vocab + 2, (batch, width), generator=g)
+    return ids, torch.tensor(parents, dtype=torch.int32), num_nodes
+
+
+def pick(g: torch.Generator, low: int, high: int) -> int:
+    return int(torch.randint(low, high, (1,), generator=g))
+
+
+def likely_children(g, ids, parents, target, share=0.6):
+    """Replaces a share of the drafted ids by the target's choice at their parent."""
+    wanted = target.gather(1, parents.clamp(min=0).long())
+    return torch.where(torch.rand(ids.shape, generator=g) < share, wanted, ids)
+
+
+def random_sampling(g: torch.Generator, batch: int, vocab: int) -> SamplingParams:
+    """Other settings in every row, all extremes among them."""
+
+    def choose(values, dtype):
+        return torch.tensor([values[pick(g, 0, len(values))] for _ in range(batch)], dtype=dtype)
+
+    def wide():
+        return torch.randint(-(2**63), 2**63 - 1, (batch,), generator=g)
+
+    return SamplingParams(
+        choose([0.0, 1e-4, 0.7, 1.0, 1.0, 100.0, math.inf], torch.float32),
+        choose([0, 0, 1, 5, vocab, vocab + 3], torch.int32),
+        choose([0.0, 1e-6, 0.5, 0.9, 1.0, 1.0], torch.float32),
+        choose([0.0, 0.0, 0.0, 0.1, 1.0], torch.float32),
+        wide(),
+        wide(),
+        torch.zeros(batch, dtype=torch.int64),
+    )
+
+
+def poison(logits: torch.Tensor, num_nodes: torch.Tensor) -> torch.Tensor:
+    """The same logits, not contiguous, with NaN in every padding slot and finished row."""
+    batch, width, vocab = logits.shape
+    memory = torch.full((batch, width + 1, vocab + 5), math.nan, dtype=logits.dtype)
+    used = torch.arange(width) < num_nodes[:, None]
+    memory[:, :width, :vocab] = torch.where(used[..., None], logits, math.nan)
+    return memory[:, :width, :vocab]
