@@ -44,13 +44,20 @@ def make(
     parents = [-1 if i == 0 else max(0, parent) for i, parent in enumerate(parents)]
     words, depth = masks_from_parents([parents], size)
     tree_mask = torch.tensor(words).view(1, size, -1)
-    prefix_len, num_nodes = (torch.tensor([n], dtype=torch.int32) for n in (ctx, size))
+    prefix_len, num_nodes = torch.tensor([[ctx], [size]], dtype=torch.int32)
     visible = reference.visible_keys(0, ctx, size, size, tree_mask, None, None, q.device)
+    folded = visible.repeat(heads // kv_heads, 1)
     return Inputs(
-        q.transpose(1, 2), k, v, prefix_len, num_nodes, tree_mask,
+        q.transpose(1, 2),
+        k,
+        v,
+        prefix_len,
+        num_nodes,
+        tree_mask,
         torch.tensor(depth, dtype=torch.int32),
-        visible[None, None], visible.repeat(heads // kv_heads, 1)[None, None],
-    )  # fmt: skip
+        visible[None, None],
+        folded[None, None],
+    )
 
 
 def ours(x: Inputs, split_size: int = 0) -> Tensor:

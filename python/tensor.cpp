@@ -7,6 +7,32 @@ struct TorchDTypes {
   py::object f32, bf16, f16, i32, i64;
 };
 
+// Attribute names as Python strings made once: a call reads up to twenty attributes.
+struct Names {
+  PyObject* data_ptr = PyUnicode_InternFromString("data_ptr");
+  PyObject* dtype = PyUnicode_InternFromString("dtype");
+  PyObject* shape = PyUnicode_InternFromString("shape");
+  PyObject* stride = PyUnicode_InternFromString("stride");
+};
+
+const Names& names() {
+  static const Names* value = new Names;
+  return *value;
+}
+
+py::object checked(PyObject* result) {
+  if (result == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(result);
+}
+
+py::object attribute(const py::handle& value, PyObject* name) {
+  return checked(PyObject_GetAttr(value.ptr(), name));
+}
+
+py::object call_method(const py::handle& value, PyObject* name) {
+  return checked(PyObject_CallMethodNoArgs(value.ptr(), name));
+}
+
 const TorchDTypes& torch_dtypes() {
   static const TorchDTypes* dtypes = [] {
     py::module_ torch = py::module_::import("torch");
@@ -49,19 +75,6 @@ std::string shape_text(const int64_t* shape, int ndim) {
   return text + "]";
 }
 
-// Attribute names as Python strings made once: a binding reads four attributes per tensor.
-struct Names {
-  PyObject* data_ptr = PyUnicode_InternFromString("data_ptr");
-  PyObject* dtype = PyUnicode_InternFromString("dtype");
-  PyObject* shape = PyUnicode_InternFromString("shape");
-  PyObject* stride = PyUnicode_InternFromString("stride");
-};
-
-py::object owned(PyObject* result) {
-  if (result == nullptr) throw py::error_already_set();
-  return py::reinterpret_steal<py::object>(result);
-}
-
 int64_t item(const py::handle& tuple, int index) {
   return PyLong_AsLongLong(PyTuple_GET_ITEM(tuple.ptr(), index));
 }
@@ -71,12 +84,11 @@ int64_t item(const py::handle& tuple, int index) {
 Tensor as_tensor(const py::handle& value) {
   Tensor tensor;
   if (value.is_none()) return tensor;
-  static const Names* names = new Names;
-  const py::object pointer = owned(PyObject_CallMethodNoArgs(value.ptr(), names->data_ptr));
+  const py::object pointer = call_method(value, names().data_ptr);
   tensor.data = PyLong_AsVoidPtr(pointer.ptr());
-  tensor.dtype = as_dtype(owned(PyObject_GetAttr(value.ptr(), names->dtype)));
-  const py::object shape = owned(PyObject_GetAttr(value.ptr(), names->shape));
-  const py::object stride = owned(PyObject_CallMethodNoArgs(value.ptr(), names->stride));
+  tensor.dtype = as_dtype(attribute(value, names().dtype));
+  const py::object shape = attribute(value, names().shape);
+  const py::object stride = call_method(value, names().stride);
   tensor.ndim = static_cast<int>(PyTuple_GET_SIZE(shape.ptr()));
   if (tensor.ndim > kMaxDims) throw py::value_error("a tensor has more than 5 dimensions");
   for (int i = 0; i < tensor.ndim; ++i) {
@@ -110,6 +122,8 @@ void expect_shape(const char* name, const Tensor& tensor, std::initializer_list<
 }
 
 void expect_contiguous(const char* name, const Tensor& tensor) {
+  for (int i = 0; i < tensor.ndim; ++i)
+    if (tensor.shape[i] == 0) return;
   int64_t stride = 1;
   for (int i = tensor.ndim - 1; i >= 0; --i) {
     if (tensor.shape[i] != 1 && tensor.stride[i] != stride)

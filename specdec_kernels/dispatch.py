@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -19,7 +19,12 @@ from specdec_kernels import native
 BACKENDS = ("reference", "cpu", "triton", "cuda")
 LIBRARY = torch.library.Library("specdec_kernels", "DEF")
 
-_local = threading.local()
+
+class _Local(threading.local):
+    backend: str | None = None
+
+
+_local = _Local()
 
 
 @contextlib.contextmanager
@@ -27,7 +32,7 @@ def use_backend(name: str) -> Iterator[None]:
     """Every op called in this thread inside the context runs on backend `name`."""
     if name not in BACKENDS:
         raise ValueError(f"use_backend: expected one of {', '.join(BACKENDS)}, got {name!r}")
-    previous = getattr(_local, "backend", "")
+    previous = _local.backend
     _local.backend = name
     try:
         yield
@@ -54,7 +59,7 @@ def pick(
     op: str, implementations: Mapping[str, Callable], device_type: str, explicit: str | None
 ) -> Callable:
     """The implementation to call; `implementations` maps backend to function, best first."""
-    chosen = explicit or getattr(_local, "backend", "")
+    chosen = explicit or _local.backend
     wanted: str = chosen or os.environ.get("SPECDEC_BACKEND", "")
     if not wanted:
         for backend, function in implementations.items():
@@ -83,20 +88,17 @@ def register(
     """
     LIBRARY.define(f"{name}{schema}")
 
-    def run(*args: Any, backend: str = "", **kwargs: Any) -> Any:
-        function = pick(name, implementations, _device_type(args), backend)
-        return function(*args, **kwargs)
+    def run_on(device_type: str) -> Callable:
+        def run(*args: Any, backend: str = "", **kwargs: Any) -> Any:
+            return pick(name, implementations, device_type, backend)(*args, **kwargs)
 
-    LIBRARY.impl(name, run, "CPU")
-    LIBRARY.impl(name, run, "CUDA")
+        return run
+
+    LIBRARY.impl(name, run_on("cpu"), "CPU")
+    LIBRARY.impl(name, run_on("cuda"), "CUDA")
 
     def fake_without_backend(*args: Any, backend: str = "", **kwargs: Any) -> Any:
         return fake(*args, **kwargs)
 
     torch.library.register_fake(f"specdec_kernels::{name}", fake_without_backend, lib=LIBRARY)
     return getattr(torch.ops.specdec_kernels, name).default
-
-
-def _device_type(args: Sequence[Any]) -> str:
-    first = args[0]
-    return (first[0] if isinstance(first, list | tuple) else first).device.type

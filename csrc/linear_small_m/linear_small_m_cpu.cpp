@@ -190,12 +190,12 @@ struct Plan {
 
   Plan(int64_t rows, int64_t k, int64_t item_bytes) : rows(rows) {
     groups = (rows + kGroup - 1) / kGroup;
-    steps = (k + kStep - 1) / kStep;
+    steps = k == 0 ? 1 : (k + kStep - 1) / kStep;
     int64_t most = kGroupBytes / ((rows + groups - 1) / groups * kStep * 4);
     const int64_t in_panel = kPanelBytes / (kPanel * kStep * item_bytes);
     if (groups > 1 && in_panel < most) most = in_panel;
     const int64_t stretches = (steps + most - 1) / most;
-    block_steps = stretches == 0 ? 1 : (steps + stretches - 1) / stretches;
+    block_steps = (steps + stretches - 1) / stretches;
   }
   int64_t begin(int64_t g) const { return rows * g / groups; }
 };
@@ -235,10 +235,9 @@ void panel(const LinearSmallMParams& p, const Plan& plan, const Scratch& scratch
   const int64_t whole = p.k / kStep;
   const int64_t chunks = (plan.block_steps + kPrefetchSteps - 1) / kPrefetchSteps;
   const int64_t stretches = (plan.steps + plan.block_steps - 1) / plan.block_steps;
-  const int64_t blocks =
-      (columns + block_columns(int(plan.begin(1))) - 1) / block_columns(int(plan.begin(1)));
-  const int64_t calls = chunks * stretches * plan.groups * blocks;
-  prefetch.lines = calls == 0 ? 0 : int(((prefetch.end - prefetch.at) / 64 + calls - 1) / calls);
+  const int64_t wide = block_columns(int(plan.begin(1)));
+  const int64_t turns = chunks * stretches * plan.groups * ((columns + wide - 1) / wide);
+  prefetch.lines = int(((prefetch.end - prefetch.at) / 64 + turns - 1) / turns);
   for (int64_t step = 0; step < plan.steps; step += plan.block_steps) {
     const bool last = step + plan.block_steps >= plan.steps;
     const Stretch stretch{last ? whole - step : plan.block_steps, last ? p.k % kStep : 0, step == 0,
@@ -277,9 +276,7 @@ bool columns(const LinearSmallMParams& p, int64_t n0, int64_t n1) {
         static_cast<float*>(thread_scratch(0, plan.rows * plan.steps * kStep * sizeof(float))),
         static_cast<float*>(thread_scratch(1, plan.rows * kPanel * sizeof(F32))),
         static_cast<float*>(thread_scratch(2, plan.rows * kColumns * sizeof(float)))};
-    if ((scratch.x == nullptr && plan.steps > 0) || scratch.saved == nullptr ||
-        scratch.out == nullptr)
-      return false;
+    if (scratch.x == nullptr || scratch.saved == nullptr || scratch.out == nullptr) return false;
     pack(static_cast<const T*>(p.x) + m0 * p.x_stride, p.x_stride, p.k, plan, scratch.x);
     for (int64_t n = n0; n < n1; n += kColumns) {
       const int64_t wide = n1 - n < kColumns ? n1 - n : kColumns;

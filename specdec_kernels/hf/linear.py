@@ -23,8 +23,10 @@ from specdec_kernels.dispatch import why_unavailable
 from specdec_kernels.ops.linear_small_m import linear_small_m
 
 MAX_ROWS = 64
-MEASURED_ROWS = (1, 4, 16, 64)
-ROUNDS = 5
+MEASURED_ROWS = (1, 8, 64)
+ROUNDS = 6
+SAMPLE = 8
+SECONDS_PER_SHAPE = 0.05
 PREFILL_GAIN = 2.0
 
 _active = threading.local()  # .mode is "verify", "prefill" or absent
@@ -134,18 +136,21 @@ def _bucket(rows: int) -> int:
 
 @torch.no_grad()
 def _gain(modules: list[nn.Linear], rows: int) -> float:
-    """Interleaved medians over several of the model's own weights, which are cold in the cache."""
-    sample = modules[:8]
+    """Torch's time over ours: interleaved medians over some of the model's own, cold weights."""
+    sample = modules[:SAMPLE]
     x = torch.zeros(rows, sample[0].in_features, dtype=sample[0].weight.dtype)
     ours, theirs = [], []
-    for round_ in range(ROUNDS + 1):
+    begun = time.perf_counter()
+    for _ in range(ROUNDS):
         started = time.perf_counter()
         for module in sample:
             functional.linear(x, module.weight, module.bias)
         middle = time.perf_counter()
         for module in sample:
             linear_small_m(x, module.weight, module.bias)
-        if round_ > 0:
-            theirs.append(middle - started)
-            ours.append(time.perf_counter() - middle)
-    return statistics.median(theirs) / statistics.median(ours)
+        theirs.append(middle - started)
+        ours.append(time.perf_counter() - middle)
+        if time.perf_counter() - begun > SECONDS_PER_SHAPE:
+            break
+    warm = 1 if len(ours) > 1 else 0
+    return statistics.median(theirs[warm:]) / statistics.median(ours[warm:])

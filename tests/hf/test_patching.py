@@ -10,8 +10,13 @@ import weakref
 import pytest
 import torch
 from tiny import accelerated, batch, fresh, lookup_rows, new_tokens, random_rows, tiny
-from transformers import AutoModelForCausalLM, GenerationMixin, LlamaConfig, LlamaForCausalLM
-from transformers import LlamaModel
+from transformers import (
+    AutoModelForCausalLM,
+    GenerationMixin,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaModel,
+)
 
 import specdec_kernels as sdk
 

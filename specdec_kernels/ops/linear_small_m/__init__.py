@@ -41,6 +41,26 @@ def linear_small_m(
             y = y + bias.float()
         y = y.to(x.dtype)
     """
+    if not _plainly_right(x, weight, bias) or torch.is_grad_enabled():
+        _check(x, weight, bias)
+    return _op(x, weight, bias, backend=backend or "")
+
+
+def _plainly_right(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """The usual case, recognised quickly: this op runs for every linear layer of every step."""
+    return (
+        bias is None
+        and isinstance(x, Tensor)
+        and isinstance(weight, Tensor)
+        and x.dtype is weight.dtype
+        and x.dtype in FLOATS
+        and x.ndim == weight.ndim == 2
+        and x.shape[1] == weight.shape[1]
+        and x.device == weight.device
+    )
+
+
+def _check(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     op = "linear_small_m"
     sizes: dict[str, int] = {}
     expect(op, "x", x, "M, K", FLOATS, sizes)
@@ -48,17 +68,17 @@ def linear_small_m(
     if bias is not None:
         expect(op, "bias", bias, "N", (x.dtype,), sizes, x)
     expect_no_grad(op, x, weight, bias)
-    return _op(x, weight, bias, backend=backend or "")
 
 
 def _cpu(x, weight, bias=None):
     y = x.new_empty((x.shape[0], weight.shape[0]))
-    native.cpu.linear_small_m(_dense(x), _dense(weight), bias, y, torch.get_num_threads())
+    bias = None if bias is None else bias.contiguous()
+    native.cpu.linear_small_m(_dense(x), _dense(weight), bias, y, native.num_threads())
     return y
 
 
-def _dense(tensor):
-    return tensor if tensor.stride(1) == 1 else tensor.contiguous()
+def _dense(matrix):
+    return matrix if matrix.stride(1) == 1 else matrix.contiguous()
 
 
 def _fake(x, weight, bias=None):
