@@ -91,6 +91,8 @@ def _why_not(model: Any) -> str | None:
         return f"{type(model).__name__} does not use transformers' attention interface"
     if "position_ids" not in inspect.signature(model.forward).parameters:
         return f"{type(model).__name__} takes no position_ids"
+    if _is_recurrent(model, text):
+        return f"{text.model_type} layers keep a recurrent state that cannot be rolled back"
     reason = _rope_reason(text)
     if reason is not None:
         return reason
@@ -106,6 +108,13 @@ def _uses_attention_interface(model: PreTrainedModel) -> bool:
         "ALL_ATTENTION_FUNCTIONS" in vars(sys.modules[type(m).__module__])
         for m in model.modules()
         if isinstance(m, PreTrainedModel)
+    )
+
+
+def _is_recurrent(model: PreTrainedModel, text: Any) -> bool:
+    kinds = getattr(text, "layer_types", None) or getattr(text, "layers_block_type", None) or []
+    return bool(getattr(model, "_is_stateful", False)) or any(
+        not isinstance(kind, str) or "attention" not in kind or "linear" in kind for kind in kinds
     )
 
 

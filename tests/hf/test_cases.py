@@ -79,7 +79,7 @@ def test_b01_a_prompt_of_one_token(model, k, monkeypatch):
 
 
 def test_b05_b14_b22_rounds_of_every_kind(model, monkeypatch):
-    """A tree, no draft at all, a chain that goes wrong, a chain that holds: acceptance never decays."""
+    """A tree, no draft, a chain that goes wrong, a chain that holds: acceptance never decays."""
     prompts = random_rows((4, 11), seed=5)
     inputs = batch(prompts)
     expected = new_tokens(model, inputs, max_new_tokens=120)
@@ -216,7 +216,7 @@ def test_c10_many_sequences_that_come_and_go(model, monkeypatch):
             use_drafter(
                 monkeypatch,
                 lambda b, text, part=part: [
-                    future_of(prompts[part], texts[part])(b, text)[:2] + [7, 7]
+                    [*future_of(prompts[part], texts[part])(b, text)[:2], 7, 7]
                 ],
             )
             eos = texts[start][11]

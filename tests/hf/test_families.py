@@ -42,7 +42,7 @@ def test_lookup_equals_plain(name):
 
 
 def branching(future):
-    """Trees in which the true path lies behind a wrong sibling at two levels and then goes wrong."""
+    """Trees whose true path lies behind a wrong sibling at two levels and then goes wrong."""
 
     def plan(b, text):
         f = future(b, text)

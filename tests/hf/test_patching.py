@@ -1,4 +1,4 @@
-"""patch, unpatch, patched, support and metrics: what they accept, refuse, change and leave alone."""
+"""patch, unpatch, patched, support, metrics: what they accept, refuse, change and leave alone."""
 
 import copy
 import gc

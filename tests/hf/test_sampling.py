@@ -1,4 +1,4 @@
-"""Sampling through generate: the exact joint distribution, and seeds that mean something (A01, A02)."""
+"""Sampling through generate: the exact joint distribution, and what a seed means (A01, A02)."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Tiny random models of many families, prompts in which lookups match and fail, scripted drafters."""
+"""Tiny random models of many families, prompts where lookups match and fail, scripted drafters."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def new_tokens(model, inputs, **options):
 
 
 def lookup_rows(model, lens=(3, 9, 14), seed=0, length=24):
-    """Prompts that hold the model's own continuation and a copy of it with every fifth token wrong."""
+    """Prompts with the model's own continuation and a copy of it with every fifth token wrong."""
     rows = random_rows(lens, seed)
     texts = new_tokens(model, batch(rows), max_new_tokens=length)
     spoilt = [[t if i % 5 else 2 + t % 7 for i, t in enumerate(text)] for text in texts]
