@@ -213,11 +213,14 @@ def _is_left_padded(mask: torch.Tensor | None) -> bool:
 
 
 def _is_counted(input_ids: torch.Tensor, options: dict[str, Any]) -> bool:
-    """Whether position_ids are those that generate makes itself."""
+    """Whether position_ids are those that generate makes itself.
+
+    Under transformers 4 no given ones are: plain generate does not advance them.
+    """
     given, mask = options.get("position_ids"), options.get("attention_mask")
     if given is None:
         return True
-    if given.dim() != 2 or given.shape[1] != input_ids.shape[1]:
+    if not hasattr(GenerationMixin, "_prefill") or given.shape[1:] != input_ids.shape[1:]:
         return False
     kept = torch.ones_like(input_ids) if mask is None else (mask != 0).long()
     return bool(((given == kept.cumsum(1) - 1) | (kept == 0)).all())

@@ -166,6 +166,15 @@ def test_extra_model_inputs():
     sdk.unpatch(model)
 
 
+def test_position_ids_that_generate_would_make_itself(model, rows):
+    inputs = batch(rows)
+    inputs["position_ids"] = (inputs["attention_mask"].cumsum(1) - 1).clamp(min=0)
+    expected = new_tokens(model, inputs)
+    with warnings.catch_warnings(), sdk.patched(model, num_speculative_tokens=8):
+        warnings.simplefilter("ignore")
+        assert new_tokens(model, inputs) == expected
+
+
 @pytest.mark.parametrize("static", [False, True])
 def test_a_cache_of_the_callers_own(model, rows, static):
     """B06, B09: two turns of a chat, the second on the filled cache."""
