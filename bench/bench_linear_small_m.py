@@ -1,6 +1,6 @@
 """linear_small_m against torch.nn.functional.linear over every linear layer of SmolLM2-135M.
 
-    python bench/bench_linear_small_m.py --dtype bf16 --rows 1,4,8,9,16,32,64
+    python -m bench.bench_linear_small_m --dtype bf16 --rows 1,4,8,9,16,32,64
 
 One sample runs all layers once, each with a weight of its own, so that weights come from memory
 and not from the caches; samples of the two alternate, and medians are printed.

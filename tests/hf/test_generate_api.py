@@ -95,7 +95,7 @@ def run_plain_cases(inputs):
         "use_cache=False": dict(use_cache=False),
         "cache_implementation": dict(cache_implementation="static"),
         "beam search": dict(num_beams=2),
-        "assisted generation": dict(prompt_lookup_num_tokens=4),
+        "assisted generation": dict(prompt_lookup_num_tokens=4, eos_token_id=95),
         "output_hidden_states": dict(output_hidden_states=True, return_dict_in_generate=True),
         "output_attentions": dict(output_attentions=True, return_dict_in_generate=True),
         "chunked prefill": dict(prefill_chunk_size=8),
