@@ -57,13 +57,17 @@ def test_a26_wrong_at_exactly_one_position(model, k, monkeypatch):
         assert steps[:whole] == [j] * whole
 
 
-@pytest.mark.parametrize("k", [1, 2, 5, 13, 20])
-def test_b01_a_prompt_of_one_token(model, k, monkeypatch):
+@pytest.fixture(scope="module")
+def long_text(model):
+    return new_tokens(model, batch([[10]]), max_new_tokens=200)
+
+
+@pytest.mark.parametrize("k", [1, 4, 20])
+def test_b01_a_prompt_of_one_token(model, long_text, k, monkeypatch):
     """200 tokens; drafts that are all right, mostly wrong, and looked up."""
-    prompts = [[10]]
+    prompts, expected = [[10]], long_text
     inputs = batch(prompts)
     options = dict(max_new_tokens=200)
-    expected = new_tokens(model, inputs, **options)
     with accelerated(model, num_speculative_tokens=k) as metrics:
         assert new_tokens(model, inputs, **options) == expected
     assert metrics.num_steps >= 3
