@@ -79,11 +79,11 @@ def test_same_bits_with_draft_logits(backend, dtype, vocab, width, mapped):
 def test_reference_takes_injected_uniforms():
     logits = torch.zeros(1, 2, 4)
     tree = DraftTree.from_lists([[0, 2]], [[-1, 0]])
-    params = settings_of(1)[:6]
+    params = settings_of(1)
     for u, accepted in ((0.24, 1), (0.25, 0), (0.9, 0)):
         result = reference.rejection_sample(
-            logits, *tree[:3], *params, None, None, "token",
-            lambda seed, position, stream, count, u=u: torch.full((*seed.shape, count), u),
+            logits, *tree[:3], params, None, None, "token",
+            uniforms=lambda seed, position, stream, count, u=u: torch.full((1, count), u),
         )  # fmt: skip
         assert int(result.num_accepted) == accepted
 
@@ -138,7 +138,7 @@ def test_seed_alone_decides(backend, rule):
     order = torch.tensor([2, 0, 3, 1])
     permuted = rejection_sample(
         logits[order], ids[order], parents[order], num_nodes[order],
-        SamplingParams(*(x[order] for x in sampling)), rule=rule, backend=backend,
+        sampling.at(order), rule=rule, backend=backend,
     )  # fmt: skip
     assert_same(permuted, [x[order] for x in expected])
     wider = rejection_sample(
@@ -273,7 +273,7 @@ def test_opcheck_and_compile():
     draft = torch.zeros(3, 5, 111)
     op = torch.ops.specdec_kernels.rejection_sample.default
     torch.library.opcheck(
-        op, (logits, ids, parents, num_nodes, *sampling[:6], draft, None, "token")
+        op, (logits, ids, parents, num_nodes, *sampling, draft, None, "token", 0.09, 0.3)
     )
     args = (logits, ids, parents, num_nodes, sampling)
     compiled = torch.compile(rejection_sample, fullgraph=True)

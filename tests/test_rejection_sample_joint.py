@@ -49,7 +49,7 @@ class Decoder:
                 temperature=torch.ones(self.rows), position=sampling.position + i
             )
             before_of.append(ids[-1])
-            ids.append(draw(logits[-1], *at[:6], stream))
+            ids.append(draw(logits[-1], *at, stream))
         logits.append(torch.full_like(logits[0], math.nan))
         parents = torch.tensor([-1, 0, 1], dtype=torch.int32)
         return torch.stack(ids, 1), parents, torch.stack(before_of, 1), torch.stack(logits, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -26,7 +27,7 @@ def expect(
     """
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{op}: expected {name} as a tensor [{shape}], got {type(tensor).__name__}")
-    letters = [part.strip() for part in shape.split(",")]
+    letters = _letters(shape)
     got = list(tensor.shape)
     matches = len(letters) == len(got)
     if matches:
@@ -45,6 +46,11 @@ def expect(
         )
     if like is not None and tensor.device != like.device:
         raise TypeError(f"{op}: expected {name} on {like.device}, got {tensor.device}")
+
+
+@functools.cache
+def _letters(shape: str) -> list[str]:
+    return [part.strip() for part in shape.split(",")]
 
 
 def expect_no_grad(op: str, *tensors: Tensor | None) -> None:
