@@ -22,6 +22,7 @@ from specdec_kernels.config import SpeculativeConfig
 from specdec_kernels.decoding.controller import AcceptanceModel, CostModel
 from specdec_kernels.hf.attention import Flip, UnsupportedModelError, Window
 from specdec_kernels.hf.linear import LinearFlip
+from specdec_kernels.hf.penalties import with_penalties
 from specdec_kernels.hf.support import support, unwrap
 from specdec_kernels.metrics import Metrics
 
@@ -62,9 +63,13 @@ class Engine:
 
     def warn_plain(self, reason: str) -> None:
         """Says once per reason that a call runs plain."""
-        if reason not in self.warned:
-            self.warned.add(reason)
-            warnings.warn(f"specdec_kernels: plain decoding: {reason}", stacklevel=6)
+        self.warn(f"plain decoding: {reason}")
+
+    def warn(self, text: str) -> None:
+        """Says it once."""
+        if text not in self.warned:
+            self.warned.add(text)
+            warnings.warn(f"specdec_kernels: {text}", stacklevel=7)
 
 
 _engines: weakref.WeakKeyDictionary[PreTrainedModel, Engine] = weakref.WeakKeyDictionary()
@@ -173,6 +178,7 @@ def _dispatcher(name: str, original: Callable) -> Callable:
             return plain()
         from specdec_kernels.hf.generate import PlainDecoding, generate
 
+        logits_processor = with_penalties(logits_processor, generation_config, input_ids.shape[1])
         try:
             return generate(
                 engine,
