@@ -260,7 +260,7 @@ def test_errors_name_the_argument():
     logits, ids = torch.zeros(2, 3, 5), torch.zeros(2, 3, dtype=torch.int64)
     parents = torch.tensor([[-1, 0, 0]] * 2, dtype=torch.int32)
     args = (logits, ids, parents, torch.full((2,), 3, dtype=torch.int32), settings_of(2))
-    with pytest.raises(ValueError, match="rule as one of auto, coupled, token, .*, got 'x'"):
+    with pytest.raises(ValueError, match=r"rule as one of auto, coupled, token, .*, got 'x'"):
         rejection_sample(*args, rule="x")
     for backend in BACKENDS:
         with pytest.raises(ValueError, match=r"expected chains.*'recursive' is the one for trees"):
