@@ -141,12 +141,14 @@ class WalkVerifier:
     def verify(self, logits: Tensor, tree: DraftTree, rows: Rows) -> Decision:
         slots: list[list[int]] = [[0] if n else [] for n in tree.num_nodes.tolist()]
         children = children_by_token(tree)
+        num_accepted = [0] * len(slots)
         walking = [b for b, path in enumerate(slots) if path]
         while walking:
             tokens = self.pick(walking, logits[walking, [slots[b][-1] for b in walking]])
             further = []
             for b, token in zip(walking, tokens, strict=True):
                 child = children[b].get((slots[b][-1], token))
+                num_accepted[b] += child is not None
                 if not rows.push(b, token, drafted=child is not None) and child is not None:
                     slots[b].append(child)
                     further.append(b)
@@ -154,8 +156,7 @@ class WalkVerifier:
         path = torch.full_like(tree.parents, -1)
         for b, kept in enumerate(slots):
             path[b, : len(kept)] = torch.tensor(kept, dtype=torch.int32)
-        num_kept = [len(kept) for kept in slots]
-        return Decision(path, [max(n - 1, 0) for n in num_kept], num_kept)
+        return Decision(path, num_accepted, [len(kept) for kept in slots])
 
 
 def children_by_token(tree: DraftTree) -> list[dict[tuple[int, int], int]]:
