@@ -188,7 +188,7 @@ def test_errors_name_the_field():
     logits, sampling = torch.zeros(2, 40), SamplingParams.make(2)
     ids = torch.zeros(2, 3, dtype=torch.int64)
     for fields, error, message in (
-        (dict(token_bias=torch.zeros(2, 3)), ValueError, "sampling.token_ids with sampling.token_bias"),
+        (dict(token_bias=torch.zeros(2, 3)), ValueError, "token_ids with sampling.token_bias"),
         (dict(token_ids=ids.int()), TypeError, "sampling.token_ids as int64, got int32"),
         (dict(token_ids=ids, token_bias=torch.zeros(2, 4)), ValueError, "sampling.token_bias"),
         (dict(token_ids=ids, token_counts=ids), TypeError, "sampling.token_counts as int32"),

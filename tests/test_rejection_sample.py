@@ -137,10 +137,12 @@ def test_negative_control_accepting_on_equality():
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("rule", ["coupled", "token"])
+@pytest.mark.parametrize("rule", ["coupled", "token", "block", "typical"])
 def test_seed_alone_decides(backend, rule):
     """Batch order, padding slots, finished neighbours and threads change nothing."""
-    g, logits, ids, parents, num_nodes = window_case(7, torch.float32, 9000, 6, batch=4)
+    g, logits, ids, parents, num_nodes = window_case(
+        7, torch.float32, 9000, 6, batch=4, chain=rule == "block"
+    )
     sampling = random_sampling(g, 4, 9000)
     expected = rejection_sample(
         logits, ids, parents, num_nodes, sampling, rule=rule, backend=backend
@@ -213,12 +215,16 @@ def test_equal_distributions_always_accept(backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("rule", ["coupled", "token"])
-def test_temperature_0_equals_verify_greedy(backend, rule):
-    _, logits, ids, parents, num_nodes = window_case(3, torch.bfloat16, 111, 9)
+@pytest.mark.parametrize("rule", ["coupled", "recursive", "block", "typical"])
+@pytest.mark.parametrize("drafted", [False, True])
+def test_temperature_0_equals_verify_greedy(backend, rule, drafted):
+    g, logits, ids, parents, num_nodes = window_case(
+        3, torch.bfloat16, 111, 9, chain=rule == "block"
+    )
     sampling = settings_of(3, temperature=0.0, top_k=3)
+    draft = torch.randn(logits.shape, generator=g) if drafted else None
     args = (logits, ids, parents, num_nodes)
-    result = rejection_sample(*args, sampling, rule=rule, backend=backend)
+    result = rejection_sample(*args, sampling, draft_logits=draft, rule=rule, backend=backend)
     assert_same(result, verify_greedy(*args, backend=backend))
 
 
