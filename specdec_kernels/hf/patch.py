@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 import threading
 import warnings
 import weakref
@@ -27,6 +28,7 @@ from specdec_kernels.hf.support import support, unwrap
 from specdec_kernels.metrics import Metrics
 
 METHODS = ("_sample", "_beam_search", "_assisted_decoding")
+INSIDE = ("specdec_kernels.", "transformers.", "torch.")
 
 
 class Engine:
@@ -69,7 +71,15 @@ class Engine:
         """Says it once."""
         if text not in self.warned:
             self.warned.add(text)
-            warnings.warn(f"specdec_kernels: {text}", stacklevel=7)
+            warnings.warn(f"specdec_kernels: {text}", stacklevel=_level_of_the_caller())
+
+
+def _level_of_the_caller() -> int:
+    """The stacklevel, seen from the function that warns, of the code that called `generate`."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(INSIDE):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 _engines: weakref.WeakKeyDictionary[PreTrainedModel, Engine] = weakref.WeakKeyDictionary()
