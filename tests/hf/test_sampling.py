@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 from sampling_cases import chi_square_pvalue
-from tiny import Scripted, accelerated, batch, fresh
+from tiny import Scripted, accelerated, batch, fresh, tiny
 from transformers import (
     LogitNormalization,
     LogitsProcessor,
@@ -157,10 +157,10 @@ def model():
 
 
 @functools.cache
-def joints(model, name, without=None):
+def joints(name, without=None):
     """Per prompt, for SETTINGS[name]; `without` leaves one of them out."""
     settings = {k: v for k, v in SETTINGS[name].items() if k != without}
-    return [exact_joint(model, prompt, **settings) for prompt in PROMPTS]
+    return [exact_joint(tiny("llama", **SMALL), prompt, **settings) for prompt in PROMPTS]
 
 
 def siblings(offsets):
@@ -196,8 +196,8 @@ def test_exact_joint(model, name, drafts, monkeypatch):
         counts = draw(model, 21_000, **(WARPED if name == "warped" else PLAIN))
     assert counts.sum() == 21_000
     assert 0.05 < metrics.acceptance_rate < 0.95
-    assert min(pvalues(counts, joints(model, name))) > FALSE_ALARM
-    other = joints(model, "plain" if name == "warped" else "warped")
+    assert min(pvalues(counts, joints(name))) > FALSE_ALARM
+    other = joints("plain" if name == "warped" else "warped")
     if name == "warped":  # the test tells distributions apart
         assert max(pvalues(counts, other)) < FALSE_ALARM
 
@@ -219,7 +219,7 @@ def edited(model):
 
 @pytest.mark.parametrize(
     "rule, drafts",
-    [("auto", "trees"), ("token", "trees"), ("recursive", "trees"), ("block", "chains")],
+    [(rule, "trees") for rule in ("auto", "token", "recursive")] + [("block", "chains")],
 )
 def test_exact_joint_of_rules_with_penalties_biases_and_masks(rule, drafts, monkeypatch):
     """All in the kernel; leaving out any of them gives another distribution."""
@@ -230,9 +230,9 @@ def test_exact_joint_of_rules_with_penalties_biases_and_masks(rule, drafts, monk
     with accelerated(model, num_speculative_tokens=9, rule=rule) as metrics:
         counts = draw(model, 8_400, **edited(model))
     assert metrics.num_accepted_tokens > 2_000
-    assert min(pvalues(counts, joints(model, "edited"))) > FALSE_ALARM
+    assert min(pvalues(counts, joints("edited"))) > FALSE_ALARM
     for name in SETTINGS["edited"] if rule == "auto" else ():
-        assert min(pvalues(counts, joints(model, "edited", without=name))) < FALSE_ALARM
+        assert min(pvalues(counts, joints("edited", without=name))) < FALSE_ALARM
 
 
 def test_exact_joint_through_processors(model):
@@ -242,8 +242,8 @@ def test_exact_joint_through_processors(model):
         own = [LogitNormalization()]
         counts = draw(model, 6_300, repetition_penalty=2.5, logits_processor=own, **PLAIN)
     assert metrics.num_accepted_tokens > 0
-    assert min(pvalues(counts, joints(model, "penalty"))) > FALSE_ALARM
-    assert min(pvalues(counts, joints(model, "plain"))) < FALSE_ALARM
+    assert min(pvalues(counts, joints("penalty"))) > FALSE_ALARM
+    assert min(pvalues(counts, joints("plain"))) < FALSE_ALARM
 
 
 def frozen_history(monkeypatch):
@@ -270,7 +270,7 @@ def test_negative_control_of_edits(break_it, monkeypatch):
     with accelerated(model, num_speculative_tokens=9):
         counts = draw(model, 4_200, **edited(model))
     with contextlib.suppress(AssertionError):  # what is forbidden was drawn
-        assert min(pvalues(counts, joints(model, "edited"))) > FALSE_ALARM
+        assert min(pvalues(counts, joints("edited"))) > FALSE_ALARM
         pytest.fail("looks right")
 
 
@@ -285,7 +285,7 @@ def test_negative_control_of_shared_noise(model, monkeypatch):
     monkeypatch.setattr("specdec_kernels.decoding.verify.rejection_sample", shared)
     with accelerated(model, num_speculative_tokens=1):
         counts = draw(model, 10_500, **PLAIN)
-    assert min(pvalues(counts, joints(model, "plain"))) < FALSE_ALARM
+    assert min(pvalues(counts, joints("plain"))) < FALSE_ALARM
 
 
 def test_negative_control_of_the_lossy_rule(model, monkeypatch):
@@ -293,12 +293,9 @@ def test_negative_control_of_the_lossy_rule(model, monkeypatch):
     draft(monkeypatch, "trees")
     with warnings.catch_warnings(record=True) as caught, sdk.patched(model, rule="typical"):
         warnings.simplefilter("always")
-        counts = draw(model, 4_200, **PLAIN)
-        counts += draw(model, 2_100, **PLAIN)
+        counts = draw(model, 4_200, **PLAIN) + draw(model, 2_100, **PLAIN)
         text = model.generate(**batch(PROMPTS), do_sample=False, max_new_tokens=20)
     ours = [str(w.message) for w in caught if "specdec_kernels" in str(w.message)]
-    assert ours == [
-        "specdec_kernels: rule 'typical' is lossy: sampled text is not distributed as the target's"
-    ]
-    assert min(pvalues(counts, joints(model, "plain"))) < FALSE_ALARM
+    assert len(ours) == 1 and "rule 'typical' is lossy" in ours[0]
+    assert min(pvalues(counts, joints("plain"))) < FALSE_ALARM
     assert torch.equal(text, model.generate(**batch(PROMPTS), do_sample=False, max_new_tokens=20))
