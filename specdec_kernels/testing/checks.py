@@ -59,6 +59,7 @@ WINDOWS = {
 }
 WINDOWS_OF_RULE = {
     None: ("sampled chain", "long sampled chain"),
+    "auto": ("sampled chain", "sampled tree", "deterministic tree"),
     "coupled": ("sampled chain", "deterministic tree"),
     "token": ("sampled chain", "deterministic tree"),
     "recursive": ("sampled chain", "sampled tree", "deterministic tree"),
@@ -85,8 +86,8 @@ def check_sampler(
             num_nodes [B], sampling, draft_logits=[B, T, V] or None)`, returns an Acceptance. Which
             filters `sampling` holds is chosen by `filters`; draft_logits are those whose plain
             softmax the drafts were drawn from, NaN where there are none.
-        rule: coupled, token, recursive or block; the acceptance rate and the recovered tokens are
-            held to it. None: a rule of one's own, of which only the emitted text is known.
+        rule: auto, coupled, token, recursive or block; the acceptance rate and the recovered tokens
+            are held to it. None: a rule of one's own, of which only the emitted text is known.
         rows: sequences decoded per window and setting.
         windows: names out of WINDOWS, or Drafts by name; None takes those that the rule allows.
         filters: the settings of the target's sampling, by name.
@@ -95,6 +96,9 @@ def check_sampler(
         seeded: the sampler has no state, `sampling` decides alone: batch and padding must not.
         seed: of the first row.
     """
+    if rule not in WINDOWS_OF_RULE:
+        known = ", ".join(map(str, WINDOWS_OF_RULE))
+        raise ValueError(f"check_sampler: expected rule as one of {known}, got {rule!r}")
     if windows is None:
         windows = WINDOWS_OF_RULE[rule]
     if not isinstance(windows, Mapping):
@@ -136,7 +140,7 @@ def _emissions(drafts: Drafts, filters: Filters, rule: str) -> Tensor:
     size = max(drafts.depths) + 1
     result = torch.zeros((VOCAB + 1,) * size, dtype=torch.float64)
     for tokens, probability in law.items():
-        result[(*tokens, *[VOCAB] * (size - len(tokens)))] = probability
+        result[tokens + (VOCAB,) * (size - len(tokens))] = probability
     return result
 
 
@@ -224,8 +228,9 @@ def _acceptance_rate(name: str, counts: Tensor, law: Tensor) -> Check:
 
 def _next_token(counts: Tensor, law: Tensor, length: int) -> list[float]:
     """Of the token emitted where exactly `length` drafts stood, for each way they can read."""
-    index = (*[slice(VOCAB)] * (length + 1), *[VOCAB] * (counts.dim() - length - 1))
-    return _row_pvalues(counts[index].reshape(-1, VOCAB), law[index].reshape(-1, VOCAB))
+    inside = (slice(VOCAB),) * (length + 1)
+    rows = [x[inside].flatten(length + 1)[..., -1].reshape(-1, VOCAB) for x in (counts, law)]
+    return _row_pvalues(*rows)
 
 
 def _row_pvalues(counts: Tensor, exact: Tensor) -> list[float]:

@@ -15,6 +15,8 @@ from specdec_kernels.testing.plain import plain_verify
 from specdec_kernels.testing.report import Report
 from specdec_kernels.tree import Acceptance, SamplingParams
 
+_sound: Verify = partial(plain_verify, rule="token")
+
 
 class Control(NamedTuple):
     """What is wrong, the faulty sampler, and the part of the suite that is enough to fail it."""
@@ -34,17 +36,15 @@ def warmer_draws(logits: Tensor, sampling: SamplingParams, depth: int, count: in
 
 
 def frozen_verify(*args: Any, draft_logits: Tensor | None = None) -> Acceptance:
-    *window, sampling = args
+    sampling: SamplingParams = args[-1]
     zeros = torch.zeros_like(sampling.position)
-    sampling = sampling._replace(position=zeros, step=zeros)
-    return plain_verify(*window, sampling, draft_logits=draft_logits, rule="token")
+    frozen = (*args[:-1], sampling._replace(position=zeros, step=zeros))
+    return _sound(*frozen, draft_logits=draft_logits)
 
 
 def _chain(fault: str, verify: Verify, **options: Any) -> Control:
     return Control(fault, verify, {"rule": "token", "windows": ["sampled chain"], **options})
 
-
-_sound = partial(plain_verify, rule="token")
 
 NEGATIVE_CONTROLS = {
     "wrong_draft_probabilities": _chain(

@@ -13,7 +13,7 @@ from torch import Tensor
 from specdec_kernels.ops import _random
 from specdec_kernels.ops.rejection_sample import block_position
 from specdec_kernels.testing.toy import Filters, ToyModel, processed
-from specdec_kernels.tree import PADDING_PARENT, Acceptance, SamplingParams
+from specdec_kernels.tree import Acceptance, SamplingParams
 
 
 class Verify(Protocol):
@@ -92,8 +92,8 @@ class Drafts(NamedTuple):
         return [] if parent < 0 else [*self.ancestors(parent), slot]
 
     @staticmethod
-    def chain(length: int, *, sampled: bool = True, filters: Filters = Filters()) -> Drafts:
-        return Drafts(tuple(range(-1, length)), sampled, filters)
+    def chain(length: int, *, sampled: bool = True, filters: Filters | None = None) -> Drafts:
+        return Drafts(tuple(range(-1, length)), sampled, filters or Filters())
 
 
 class Text(NamedTuple):
@@ -128,7 +128,8 @@ class Text(NamedTuple):
 
     def last_two(self) -> tuple[Tensor, Tensor]:
         text = torch.cat([self.prompt, self.generated], 1)
-        before, last = text.gather(1, self.length.unsqueeze(1) + torch.arange(2, device=text.device)).unbind(1)
+        at = self.length.unsqueeze(1) + torch.arange(2, device=text.device)
+        before, last = text.gather(1, at).unbind(1)
         return before, last
 
     def append(self, rows: Tensor, tokens: Tensor) -> None:

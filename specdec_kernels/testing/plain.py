@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from specdec_kernels.ops import _random
+from specdec_kernels.ops.rejection_sample.reference import resolve
 from specdec_kernels.ops.verify_greedy.reference import empty_acceptance
 from specdec_kernels.testing.toy import processed
 from specdec_kernels.tree import Acceptance, SamplingParams
@@ -38,7 +39,8 @@ def plain_verify(
     rule: str,
     fault: str | None = None,
 ) -> Acceptance:
-    """`rejection_sample` for rules coupled, token, recursive and block, with at most one fault."""
+    """`rejection_sample`, all rules but `typical`, with at most one of FAULTS."""
+    rule = resolve(rule, draft_logits)
     if rule not in _RULES or fault not in (None, *FAULTS):
         raise ValueError(f"plain_verify: expected a known rule and fault, got {rule!r}, {fault!r}")
     batch = _Batch.of(target_logits, draft_token_ids, parents, num_nodes, sampling)

@@ -77,12 +77,16 @@ def text_counts(prompt: Tensor, generated: Tensor, vocab: int) -> Tensor:
 
 
 def processed(logits: Tensor, sampling: SamplingParams, path: Tensor | None = None) -> Tensor:
-    """Logits [N, V] whose plain softmax is the distribution that is sampled from.
+    """Logits [N, V], none of them NaN, whose plain softmax is the distribution that is sampled.
 
     sampling: one value per row. path: drafted tokens behind each row's text, [N, P], -1 padded.
     """
     every = torch.arange(len(logits), device=logits.device)
-    rows = prepare(edit(logits, sampling.edits, every, path), *sampling[:4])
+    logits = edit(logits, sampling.edits, every, path)
+    temperature, top_k, top_p, min_p = sampling[:4]
+    if bool(((temperature > 0) & (top_k <= 0) & (top_p >= 1) & (min_p <= 0)).all()):
+        return logits / temperature.to(logits.dtype).unsqueeze(1)
+    rows = prepare(logits, temperature, top_k, top_p, min_p)
     kept = torch.where(rows.kept, rows.logits, -math.inf)
     one_hot = torch.full_like(kept, -math.inf).scatter(1, rows.greedy.unsqueeze(1), 0.0)
     return torch.where(rows.decided.unsqueeze(1), one_hot, kept)
@@ -108,7 +112,7 @@ class ToyModel:
         self.table = torch.randn(vocab, vocab, outputs or vocab, generator=g).to(device) * scale
 
     def logits(self, before: Tensor, last: Tensor) -> Tensor:
-        """fp32 [..., outputs] after the tokens `before`, `last`; ids outside count as the nearest."""
+        """fp32 [..., outputs] behind the tokens `before`, `last`, clamped to the vocabulary."""
         return self.table[before.clamp(0, self.vocab - 1), last.clamp(0, self.vocab - 1)]
 
     def draft_of(self, likeness: float, seed: int) -> ToyModel:
