@@ -89,6 +89,34 @@ def random_sampling(g: torch.Generator, batch: int, vocab: int) -> SamplingParam
     )
 
 
+def random_edits(g: torch.Generator, sampling: SamplingParams, vocab: int, width: int | None):
+    """The same with random optional fields, each present three times out of four."""
+    batch, size = len(sampling.seed), pick(g, 0, 2 * min(vocab, 40))
+    ids = torch.randint(-1, vocab + 1, (batch, size), generator=g)
+    if pick(g, 0, 2):  # the quick form: ascending, distinct
+        ids = torch.stack([torch.randperm(vocab, generator=g)[: min(size, vocab)] for _ in ids])
+        ids = ids.sort(-1).values
+    bias = torch.randn(ids.shape, generator=g) * 2
+    bias[torch.rand(ids.shape, generator=g) < 0.2] = -math.inf
+    words = (batch, *([width] if width else []), (vocab + 31) // 32)
+    allowed = torch.randint(-(2**31), 2**31, words, generator=g).to(torch.int32)
+
+    def penalty(values):
+        return torch.tensor([values[pick(g, 0, len(values))] for _ in range(batch)])
+
+    edits = dict(
+        token_ids=ids,
+        token_bias=bias,
+        token_counts=torch.randint(-1, 4, ids.shape, generator=g, dtype=torch.int32),
+        repetition_penalty=penalty([1.0, 1.7, 0.6]),
+        presence_penalty=penalty([0.0, 0.7, -0.5]),
+        frequency_penalty=penalty([0.0, 0.3, -0.2]),
+        allowed_tokens=allowed | allowed.roll(1, -1),
+    )
+    kept = {k: v for k, v in edits.items() if k == "token_ids" or pick(g, 0, 4)}
+    return sampling._replace(**kept)
+
+
 def poison(logits: torch.Tensor, num_nodes: torch.Tensor) -> torch.Tensor:
     """The same logits, not contiguous, with NaN in every padding slot and finished row."""
     batch, width, vocab = logits.shape

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 
 import torch
@@ -48,9 +47,14 @@ def expect(
         raise TypeError(f"{op}: expected {name} on {like.device}, got {tensor.device}")
 
 
-@functools.cache
+_known_shapes: dict[str, list[str]] = {}
+
+
 def _letters(shape: str) -> list[str]:
-    return [part.strip() for part in shape.split(",")]
+    letters = _known_shapes.get(shape)
+    if letters is None:
+        letters = _known_shapes[shape] = [part.strip() for part in shape.split(",")]
+    return letters
 
 
 def expect_no_grad(op: str, *tensors: Tensor | None) -> None:
