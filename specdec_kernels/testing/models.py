@@ -1,11 +1,12 @@
 """What a real model's logits can decide: near ties, and drift with the number of rows.
 
-A model is a transformers-style module, whose `model(input_ids=..., past_key_values=...)` returns
-`.logits` and `.past_key_values`, or a function, as each docstring says.
+A model is a transformers-style module, which takes `input_ids` and `past_key_values` (or `cache`)
+and returns `.logits` and the new cache, or a function, as each docstring says.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -116,9 +117,13 @@ def logit_drift(model: Any, ids: Tensor, k: int) -> LogitDrift:
 
 
 def _cached(model: torch.nn.Module) -> Forward:
+    # The newest transformers call it cache.
+    parameters = inspect.signature(model.forward).parameters
+    name = "cache" if "cache" in parameters else "past_key_values"
+
     def forward(ids: Tensor, state: Any) -> tuple[Tensor, Any]:
-        found = model(input_ids=ids, past_key_values=state, use_cache=True)
-        return found.logits, found.past_key_values
+        found = model(input_ids=ids, use_cache=True, **{name: state})
+        return found.logits, getattr(found, name)
 
     return forward
 
