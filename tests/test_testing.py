@@ -215,9 +215,18 @@ def test_acceptance_of_a_tree_follows_parents():
         check_acceptance(bad, window, 4)
 
 
-def test_unknown_rules_are_named():
+def test_joint_on_windows_of_ones_own():
+    windows = {"deep": Drafts.chain(5), "uneven": Drafts((-1, 0, 0, 1), sampled=False)}
+    report = check_sampler(sound("recursive"), windows=windows, rows=2000, filters=TEMPERATURE)
+    assert report.passed, str(report)
+    assert {check.name.split(":")[0].split(",")[0] for check in report.checks} == set(windows)
+
+
+def test_unknown_names_are_named():
     with pytest.raises(ValueError, match=r"check_sampler: expected rule as one of .*'typical'"):
         check_sampler(leviathan, rule="typical")
+    with pytest.raises(ValueError, match=r"expected windows out of .*sampled tree.*got 'tree'"):
+        check_sampler(leviathan, windows=["tree"])
 
 
 # ---- report and command line

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -33,6 +33,7 @@ VOCAB = 4
 PROMPTS = ((0, 1), (2, 0), (1, 1))
 ROWS = 200_000
 _CHUNK = 1 << 15
+_LONGEST = 10  # tokens whose joint is enumerated
 _FEWEST = 50  # p-values as small as those of many checks at 1e-6 need it
 
 FILTERS = {
@@ -97,28 +98,39 @@ def check_sampler(
         seeded: the sampler has no state, `sampling` decides alone: batch and padding must not.
         seed: of the first row.
     """
-    if rule not in WINDOWS_OF_RULE:
-        known = ", ".join(map(str, WINDOWS_OF_RULE))
-        raise ValueError(f"check_sampler: expected rule as one of {known}, got {rule!r}")
-    if windows is None:
-        windows = WINDOWS_OF_RULE[rule]
-    if not isinstance(windows, Mapping):
-        windows = {name: WINDOWS[name] for name in windows}
     checks: list[Check] = []
-    for name, drafts in windows.items():
+    for name, drafts in _chosen(windows, rule).items():
         case = _Case(verify, rule, rows, drafts, draw or draws_for(rule), seed, device)
+        first = next(iter(filters.values()))
         try:
             for setting, values in filters.items():
                 checks += case.decoding(f"{name}, {setting}", values)
-            checks += case.one_step(name, next(iter(filters.values())))
+            checks += case.one_step(name, first)
             impossible = f"{name}: impossible drafts"
             checks.append(impossible_drafts(impossible, verify, drafts, device))
             if seeded:
-                decoder = case.decoder(next(iter(filters.values())))
-                checks.append(seed_alone_decides(f"{name}: seed alone decides", verify, decoder))
+                alone = f"{name}: seed alone decides"
+                checks.append(seed_alone_decides(alone, verify, case.decoder(first)))
         except InvalidAcceptance as error:
             checks.append(Check.of(f"{name}: acceptance", False, str(error)))
     return Report(tuple(checks))
+
+
+def _chosen(
+    windows: Sequence[str] | Mapping[str, Drafts] | None, rule: str | None
+) -> Mapping[str, Drafts]:
+    def expect(what: str, value: str | None, known: Iterable[str | None]) -> None:
+        if value not in known:
+            names = ", ".join(map(str, known))
+            raise ValueError(f"check_sampler: expected {what} of {names}; got {value!r}")
+
+    expect("rule as one", rule, WINDOWS_OF_RULE)
+    if isinstance(windows, Mapping):
+        return windows
+    names = WINDOWS_OF_RULE[rule] if windows is None else windows
+    for name in names:
+        expect("windows out", name, WINDOWS)
+    return {name: WINDOWS[name] for name in names}
 
 
 @cache
@@ -173,8 +185,8 @@ class _Case(NamedTuple):
         return iter((self.seed + torch.arange(self.rows, device=self.device)).split(_CHUNK))
 
     def decoding(self, name: str, filters: Filters) -> list[Check]:
-        """At least three verifications per row: the joint of the text, and all pairs of tokens."""
-        size, steps = 2 * (self.depth + 1) + 1, 0
+        """The joint of what three verifications or more emit (two of deep drafts), and pairs."""
+        size, steps = min(2 * (self.depth + 1) + 1, _LONGEST), 0
         joint = _joint(filters, size)
         counts = torch.zeros(joint.shape, dtype=torch.int64)
         decoder = self.decoder(filters)

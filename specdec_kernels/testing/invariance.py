@@ -47,12 +47,11 @@ def seed_alone_decides(name: str, verify: Verify, decoder: Decoder) -> Check:
     logits = decoder.target.logits(window.before, window.draft_token_ids)
     sampling = text.sampling(decoder.filters, decoder.target.vocab)
 
-    def run(rows: Tensor, extra: int = 0, nodes: Tensor | None = None) -> Acceptance:
-        some = _padded(Window._make(None if x is None else x[rows] for x in window), extra)
-        target = torch.nn.functional.pad(logits[rows], (0, 0, 0, extra), value=math.nan)
-        nodes = some.num_nodes if nodes is None else nodes
+    def run(rows: Tensor, nodes: Tensor, extra: int) -> Acceptance:
+        some = Window._make(None if field is None else field[rows] for field in window)
+        some = _padded(some, extra)
         return verify(
-            target,
+            torch.nn.functional.pad(logits[rows], (0, 0, 0, extra), value=math.nan),
             some.draft_token_ids,
             some.parents,
             nodes,
@@ -60,30 +59,30 @@ def seed_alone_decides(name: str, verify: Verify, decoder: Decoder) -> Check:
             draft_logits=some.draft_logits,
         )
 
-    expected = run(seeds)
+    nodes = window.num_nodes
+    order = torch.randperm(_ROWS, generator=torch.Generator().manual_seed(2)).to(seeds.device)
+    cases = {
+        "another call": (seeds, nodes, 0),
+        "another order": (order, nodes[order], 0),
+        "padding slots": (seeds, nodes, 2),
+        "finished neighbours": (seeds, torch.where(seeds % 3 == 0, 0, nodes), 0),
+        **{f"row {row} alone": (seeds[row : row + 1], nodes[row : row + 1], 0) for row in range(8)},
+    }
+    expected = run(seeds, nodes, 0)
     wrong = []
-
-    def compare(what: str, found: Acceptance, rows: Tensor) -> None:
-        width = expected.path.shape[1]
-        same = all(
-            torch.equal(mine[:, :width] if mine.dim() == 2 else mine, wanted[rows])
-            for mine, wanted in zip(found[:3], expected[:3], strict=True)
-        )
-        if not same:
+    for what, (rows, counts, extra) in cases.items():
+        live = (counts > 0).nonzero()[:, 0]
+        found = _decisions(run(rows, counts, extra), live, nodes)
+        if not all(map(torch.equal, found, _decisions(expected, rows[live], nodes))):
             wrong.append(what)
-
-    g = torch.Generator().manual_seed(2)
-    order = torch.randperm(_ROWS, generator=g).to(seeds.device)
-    compare("another call", run(seeds), seeds)
-    compare("another order", run(order), order)
-    compare("padding slots", run(seeds, extra=2), seeds)
-    for row in seeds[:8].split(1):
-        compare(f"row {int(row)} alone", run(row), row)
-    nodes = torch.where(seeds % 3 == 0, 0, window.num_nodes)
-    live = (nodes > 0).nonzero()[:, 0]
-    found = run(seeds, nodes=nodes)
-    compare("finished neighbours", Acceptance._make(x[live] for x in found), live)
     return Check.of(name, not wrong, "changed by " + ", ".join(wrong) if wrong else "")
+
+
+def _decisions(result: Acceptance, rows: Tensor, nodes: Tensor) -> list[Tensor]:
+    """What some rows decided, without the slots that a wider window has more."""
+    width = int(nodes.max())
+    decided = [result.path[:, :width], result.num_accepted, result.output_token_ids[:, :width]]
+    return [field[rows] for field in decided]
 
 
 def _padded(window: Window, extra: int) -> Window:
