@@ -22,6 +22,9 @@ struct Decision {
   int32_t status;
 };
 
+// Elements below which a second thread costs more than it brings.
+constexpr int64_t kSmallestParallel = 1 << 15;
+
 // What a row is drawn from; `decided` rows have one possible token.
 struct Distribution {
   bool decided;
@@ -89,7 +92,8 @@ template <class Rows>
 void find_extremes(const Rows& logits, const Decision* rows, int64_t num_rows, const Chunks& chunks,
                    Extreme* extremes, int threads) {
   const int64_t work = num_rows * chunks.count;
-#pragma omp parallel for num_threads(threads) schedule(static) if (work > 1)
+  const bool worth = work > 1 && num_rows * logits.vocab() > kSmallestParallel;
+#pragma omp parallel for num_threads(threads) schedule(static) if (worth)
   for (int64_t i = 0; i < work; ++i) {
     const Decision& row = rows[i / chunks.count];
     const int64_t begin = i % chunks.count * chunks.size;
@@ -132,7 +136,8 @@ Status decide_rows(const Rows& logits, const SamplingArrays& sampling, uint32_t 
                                       work.extremes[r * chunks.count].largest);
   };
   int failed = 0;
-#pragma omp parallel for num_threads(threads) schedule(dynamic) if (num_rows > 1) \
+#pragma omp parallel for num_threads(threads)                                   \
+    schedule(dynamic) if (num_rows > 1 && num_rows * vocab > kSmallestParallel) \
     reduction(+ : failed)
   for (int64_t r = 0; r < num_rows; ++r) {
     work.distributions[r] = Distribution();
@@ -141,7 +146,8 @@ Status decide_rows(const Rows& logits, const SamplingArrays& sampling, uint32_t 
   }
   if (failed) return Status::out_of_memory;
   const int64_t pieces = num_rows * chunks.count;
-#pragma omp parallel for num_threads(threads) schedule(dynamic) if (pieces > 1)
+#pragma omp parallel for num_threads(threads) \
+    schedule(dynamic) if (pieces > 1 && num_rows * vocab > kSmallestParallel)
   for (int64_t i = 0; i < pieces; ++i) {
     const int64_t r = i / chunks.count, begin = i % chunks.count * chunks.size;
     work.drawn[i] = Drawn();
@@ -160,58 +166,39 @@ Status decide_rows(const Rows& logits, const SamplingArrays& sampling, uint32_t 
   return Status::ok;
 }
 
-// The target's choice at every node of every window: argmax without `sampling`, else draws. They
-// stand in `rows` one window after the other; starts[b] is where window b begins.
+// Walks every window from its root, level by level: each row asks for the target's choice (the
+// argmax without `sampling`, else a draw) at one node, and goes on to the first child that drafted
+// it. Rows of logits off the path are never read.
 template <class Rows>
-Status decide_nodes(const Rows& logits, const WindowArrays& all, const SamplingArrays* sampling,
-                    Decision* rows, int64_t* starts, int threads) {
+Status verify(const Rows& logits, const WindowArrays& all, const SamplingArrays* sampling,
+              const AcceptanceArrays& acceptance, int threads) {
+  const size_t each = sizeof(Decision) + sizeof(AcceptanceRow);
+  void* memory = thread_scratch(kNodeScratch, size_t(all.batch) * each + 64);
+  if (memory == nullptr) return Status::out_of_memory;
+  auto* walking = static_cast<Decision*>(memory);
+  auto* results = reinterpret_cast<AcceptanceRow*>(walking + all.batch);
   int64_t count = 0;
   for (int64_t b = 0; b < all.batch; ++b) {
-    const Window window(all, b);
-    Decision* nodes = rows + count;
-    starts[b] = count;
-    for (int64_t slot = 0; slot < window.num_nodes; ++slot) {
-      const int64_t parent = window.parents[slot];
-      nodes[slot].b = b;
-      nodes[slot].slot = slot;
-      if (sampling == nullptr) continue;
-      const bool has_parent = slot > 0 && parent >= 0 && parent < slot;
-      nodes[slot].position = has_parent ? nodes[parent].position + 1 : sampling->position[b];
-    }
-    count += window.num_nodes;
+    results[b] = AcceptanceRow(acceptance, all.width, b);
+    if (Window(all, b).num_nodes == 0) continue;
+    walking[count++] = {b, 0, sampling == nullptr ? 0 : sampling->position[b], 0, kRowOk};
   }
-  if (sampling == nullptr) return decide_greedy_rows(logits, rows, count, threads);
-  return decide_rows(logits, *sampling, kBonusStream, rows, count, threads);
-}
-
-// From each root, follows the first child whose token is the one decided at its parent.
-inline void walk(const WindowArrays& all, const Decision* rows, const int64_t* starts,
-                 const AcceptanceArrays& acceptance) {
-  for (int64_t b = 0; b < all.batch; ++b) {
-    const Window window(all, b);
-    AcceptanceRow result(acceptance, all.width, b);
-    int64_t slot = window.num_nodes > 0 ? 0 : -1;
-    while (slot >= 0) {
-      const Decision& decision = rows[starts[b] + slot];
-      result.append(slot, decision.token, decision.status);
-      slot = window.child_with_token(slot, decision.token);
+  while (count > 0) {
+    const Status status =
+        sampling == nullptr ? decide_greedy_rows(logits, walking, count, threads)
+                            : decide_rows(logits, *sampling, kBonusStream, walking, count, threads);
+    if (status != Status::ok) return status;
+    int64_t left = 0;
+    for (int64_t i = 0; i < count; ++i) {
+      const Decision row = walking[i];
+      results[row.b].append(row.slot, row.token, row.status);
+      const int64_t child = Window(all, row.b).child_with_token(row.slot, row.token);
+      if (child >= 0) walking[left++] = {row.b, child, row.position + 1, 0, kRowOk};
     }
-    result.finish();
+    count = left;
   }
-}
-
-// Decides every node and walks.
-template <class Rows>
-Status verify(const Rows& logits, const WindowArrays& window, const SamplingArrays* sampling,
-              const AcceptanceArrays& acceptance, int threads) {
-  const size_t nodes = size_t(window.batch) * size_t(window.width);
-  auto* rows = static_cast<Decision*>(thread_scratch(
-      kNodeScratch, nodes * sizeof(Decision) + size_t(window.batch) * sizeof(int64_t) + 64));
-  if (rows == nullptr) return Status::out_of_memory;
-  auto* starts = reinterpret_cast<int64_t*>(rows + nodes);
-  const Status status = decide_nodes(logits, window, sampling, rows, starts, threads);
-  if (status == Status::ok) walk(window, rows, starts, acceptance);
-  return status;
+  for (int64_t b = 0; b < all.batch; ++b) results[b].finish();
+  return Status::ok;
 }
 
 }  // namespace
