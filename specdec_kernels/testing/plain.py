@@ -47,7 +47,8 @@ def plain_verify(
     if draft_logits is not None and rule != "coupled":
         scale = 0.7 if fault == "wrong_draft_probabilities" else 1.0
         draft = softmax(draft_logits.to(batch.target.dtype) * scale)
-        batch = batch._replace(draft=draft)
+        missing = max(0, batch.vocab - draft.shape[-1])
+        batch = batch._replace(draft=torch.nn.functional.pad(draft, (0, missing)))
     numbers = _Numbers(sampling, rule, fault)
     decide = {"coupled": _coupled, "block": _block}.get(rule, _siblings)
     accepted, token = decide(batch, numbers)
@@ -212,8 +213,8 @@ def _siblings(batch: _Batch, numbers: _Numbers) -> tuple[Tensor, Tensor]:
         target = torch.where(refused.unsqueeze(1), residual, target)
         target = torch.where(accept.unsqueeze(1), batch.target[:, slot], target)
         if batch.draft is not None:
-            token = batch.ids[:, slot].clamp(0, draft.shape[1] - 1).unsqueeze(1)
-            rest = normalised(draft.scatter(1, token, 0.0))
+            every = torch.arange(draft.shape[1], device=draft.device)
+            rest = normalised(draft * (every != batch.ids[:, slot : slot + 1]))
             draft = torch.where(refused.unsqueeze(1), rest, draft)
             draft = torch.where(accept.unsqueeze(1), batch.draft[:, slot], draft)
         accepted[:, slot], node = accept, torch.where(accept, slot, node)
