@@ -2,47 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import torch
-from scipy import stats
 
+from specdec_kernels.testing import FALSE_ALARM as FALSE_ALARM
+from specdec_kernels.testing import chi_square_pvalue as chi_square_pvalue
 from specdec_kernels.tree import SamplingParams
-
-FALSE_ALARM = 1e-6
-
-
-def chi_square_pvalue(observed: torch.Tensor, probabilities: torch.Tensor) -> float:
-    """Of counts against a distribution; cells expected fewer than 5 times are pooled."""
-    assert observed[probabilities == 0].sum() == 0, "drew something of probability 0"
-    expected = probabilities.double() * observed.sum()
-    order = expected.argsort()
-    expected, observed = expected[order], observed.double()[order]
-    pooled = int((expected.cumsum(0) < 5).sum()) + 1
-    expected = torch.cat([expected[:pooled].sum().view(1), expected[pooled:]])
-    observed = torch.cat([observed[:pooled].sum().view(1), observed[pooled:]])
-    return float(stats.chisquare(observed, expected * observed.sum() / expected.sum()).pvalue)
-
-
-class ToyModel:
-    """A language model over `vocab` tokens whose logits depend on the last two tokens."""
-
-    def __init__(self, vocab: int, seed: int, scale: float = 1.5) -> None:
-        g = torch.Generator().manual_seed(seed)
-        self.vocab = vocab
-        self.table = torch.randn(vocab, vocab, vocab, generator=g) * scale
-
-    def logits(self, before: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
-        return self.table[before, last]
-
-    def joint(self, before: int, last: int, temperature: float = 1.0) -> torch.Tensor:
-        """Exact probabilities of the next three tokens, [vocab, vocab, vocab], fp64."""
-        p = torch.softmax(self.table.double() / temperature, -1)
-        result = torch.zeros((self.vocab,) * 3, dtype=torch.float64)
-        for a, b in itertools.product(range(self.vocab), repeat=2):
-            result[a, b] = p[before, last, a] * p[last, a, b] * p[a, b]
-        return result
 
 
 def random_window(g: torch.Generator, batch: int, width: int, vocab: int, chain: bool = False):
