@@ -7,8 +7,8 @@ namespace specdec {
 void bind_rejection_sample(py::module_& m) {
   m.def("rejection_sample", [](const py::object& target_logits, const py::sequence& window,
                                const py::sequence& sampling, const py::object& draft_logits,
-                               const py::object& draft_vocab_map, bool coupled,
-                               const py::sequence& outputs, int num_threads) {
+                               const py::object& draft_vocab_map, int rule, float threshold,
+                               float alpha, const py::sequence& outputs, int num_threads) {
     const char* op = "rejection_sample";
     const Tensor target = as_tensor(target_logits), draft = as_tensor(draft_logits);
     const Tensor map = as_tensor(draft_vocab_map);
@@ -18,22 +18,25 @@ void bind_rejection_sample(py::module_& m) {
     if (draft) expect_shape(op, draft, {arrays.batch, arrays.width, -1});
     if (draft) expect_dense_rows(op, draft);
     if (map) expect_shape(op, map, {draft.shape[2]});
-    const RejectionSampleParams params{target.data,
-                                       target.dtype,
-                                       target.stride[0],
-                                       target.stride[1],
-                                       target.shape[2],
-                                       draft.data,
-                                       draft.dtype,
-                                       draft.stride[0],
-                                       draft.stride[1],
-                                       draft.shape[2],
-                                       map.as<int64_t>(),
-                                       arrays,
-                                       as_sampling(op, sampling, arrays.batch),
-                                       as_acceptance(op, outputs, arrays),
-                                       coupled,
-                                       num_threads};
+    const RejectionSampleParams params{
+        target.data,
+        target.dtype,
+        target.stride[0],
+        target.stride[1],
+        target.shape[2],
+        draft.data,
+        draft.dtype,
+        draft.stride[0],
+        draft.stride[1],
+        draft.shape[2],
+        map.as<int64_t>(),
+        arrays,
+        as_sampling(op, sampling, arrays.batch, arrays.width, target.shape[2]),
+        as_acceptance(op, outputs, arrays),
+        static_cast<Rule>(rule),
+        threshold,
+        alpha,
+        num_threads};
     py::gil_scoped_release release;
     raise_unless_ok(op, rejection_sample_cpu(params));
   });

@@ -12,9 +12,11 @@ void bind_sample(py::module_& m) {
     expect_dense_rows("sample: logits", rows);
     expect_shape("sample: tokens", out, {rows.shape[0]});
     const SampleParams params{
-        rows.data,     rows.dtype,        rows.stride[0],
-        rows.shape[0], rows.shape[1],     as_sampling("sample", sampling, rows.shape[0]),
-        stream,        out.as<int64_t>(), num_threads};
+        rows.data,      rows.dtype,
+        rows.stride[0], rows.shape[0],
+        rows.shape[1],  as_sampling("sample", sampling, rows.shape[0], 1, rows.shape[1]),
+        stream,         out.as<int64_t>(),
+        num_threads};
     py::gil_scoped_release release;
     raise_unless_ok("sample", sample_cpu(params));
   });

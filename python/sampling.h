@@ -34,18 +34,36 @@ inline AcceptanceArrays as_acceptance(const char* op, const py::sequence& output
   return {path.as<int32_t>(), count.as<int32_t>(), tokens.as<int64_t>(), status.as<int32_t>()};
 }
 
-// params: temperature, top_k, top_p, min_p, seed, position, contiguous, one value per row.
-inline SamplingArrays as_sampling(const char* op, const py::sequence& params, int64_t rows) {
-  Tensor tensors[6];
-  const DType dtypes[6] = {DType::f32, DType::i32, DType::f32, DType::f32, DType::i64, DType::i64};
-  for (int i = 0; i < 6; ++i) {
-    tensors[i] = as_tensor(params[i]);
-    expect_dtype(op, tensors[i], {dtypes[i]});
-    expect_shape(op, tensors[i], {rows});
-    expect_contiguous(op, tensors[i]);
+// fields: those of SamplingParams in order, contiguous; the optional ones may be None.
+inline SamplingArrays as_sampling(const char* op, const py::sequence& fields, int64_t rows,
+                                  int64_t width, int64_t vocab) {
+  constexpr DType f32 = DType::f32, i32 = DType::i32, i64 = DType::i64;
+  constexpr DType dtypes[14] = {f32, i32, f32, f32, i64, i64, i64,
+                                i64, f32, i32, f32, f32, f32, i32};
+  constexpr int kTokenIds = 7, kTokenCounts = 9, kAllowed = 13;
+  Tensor t[14];
+  for (int i = 0; i < 14; ++i) {
+    t[i] = as_tensor(fields[i]);
+    if (i >= kTokenIds && !t[i]) continue;
+    expect_dtype(op, t[i], {dtypes[i]});
+    expect_contiguous(op, t[i]);
+    if (i == kAllowed) {
+      const int64_t words = (vocab + 31) / 32;
+      if (t[i].ndim == 2)
+        expect_shape(op, t[i], {rows, words});
+      else
+        expect_shape(op, t[i], {rows, width, words});
+    } else if (i >= kTokenIds && i <= kTokenCounts) {
+      expect_shape(op, t[i], {rows, t[kTokenIds].shape[1]});
+    } else {
+      expect_shape(op, t[i], {rows});
+    }
   }
-  return {tensors[0].as<float>(), tensors[1].as<int32_t>(), tensors[2].as<float>(),
-          tensors[3].as<float>(), tensors[4].as<int64_t>(), tensors[5].as<int64_t>()};
+  const EditArrays edits = {t[7].as<int64_t>(), t[8].as<float>(),   t[9].as<int32_t>(),
+                            t[7].shape[1],      t[10].as<float>(),  t[11].as<float>(),
+                            t[12].as<float>(),  t[13].as<int32_t>()};
+  return {t[0].as<float>(),   t[1].as<int32_t>(), t[2].as<float>(),   t[3].as<float>(),
+          t[4].as<int64_t>(), t[5].as<int64_t>(), t[6].as<int64_t>(), edits};
 }
 
 }  // namespace specdec

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 METHODS = ("ngram", "none")
 LINEAR_MODES = ("auto", "off")
+RNGS = ("philox", "torch")
+
+Seed = int | tuple[int | None, ...] | None
 
 
 @dataclass(frozen=True)
@@ -22,8 +26,13 @@ class SpeculativeConfig:
     max_speculative_tokens: the most that the adaptive choice may draft.
     prompt_lookup_min, prompt_lookup_max: shortest and longest n-gram that counts as a match.
     prompt_lookup_matches: how many different continuations are merged into the draft tree.
-    seed: row seeds for sampling, one int (row i gets seed + i) or one per row; None takes them from
-        torch's generator, so `torch.manual_seed` governs.
+    seed: row seeds for sampling, one int (row i gets seed + i) or one per row, None among them for
+        rows without; these, and all rows when seed is None, take theirs from torch's generator.
+    rng: "philox" draws by row seeds. "torch" draws as plain `generate` does, a `torch.multinomial`
+        per token, so that `torch.manual_seed` gives the very same text; batches of one row.
+    rule: how sampled text accepts drafts, see `ops.rejection_sample`; "typical" is lossy. Greedy
+        decoding and the processors that the kernels do not know are exact under every rule.
+    posterior_threshold, posterior_alpha: how much "typical" accepts (Medusa's names).
     linear: "auto" runs the model's linear layers through `linear_small_m` in verify forwards where
         that measures faster, "off" leaves them alone.
     """
@@ -34,12 +43,20 @@ class SpeculativeConfig:
     prompt_lookup_min: int = 1
     prompt_lookup_max: int = 16
     prompt_lookup_matches: int = 3
-    seed: int | tuple[int, ...] | None = None
+    seed: Seed = None
+    rng: str = "philox"
+    rule: str = "auto"
+    posterior_threshold: float = 0.09
+    posterior_alpha: float = 0.3
     linear: str = "auto"
 
     def __post_init__(self) -> None:
+        from specdec_kernels.ops.rejection_sample import RULES
+
         _expect_choice("method", self.method, METHODS)
         _expect_choice("linear", self.linear, LINEAR_MODES)
+        _expect_choice("rng", self.rng, RNGS)
+        _expect_choice("rule", self.rule, RULES)
         for name in (
             "num_speculative_tokens",
             "max_speculative_tokens",
@@ -59,8 +76,23 @@ class SpeculativeConfig:
                 "prompt_lookup_min: expected at most prompt_lookup_max "
                 f"({self.prompt_lookup_max}), got {self.prompt_lookup_min}"
             )
-        if self.seed is not None and not isinstance(self.seed, int):
-            object.__setattr__(self, "seed", tuple(operator.index(s) for s in self.seed))
+        for name in ("posterior_threshold", "posterior_alpha"):
+            _expect_share(name, getattr(self, name))
+        object.__setattr__(self, "seed", normal_seed(self.seed))
+        if self.rng == "torch":
+            self._expect_nothing_against_torch()
+
+    def _expect_nothing_against_torch(self) -> None:
+        if self.rule not in ("auto", "coupled"):
+            raise ValueError(
+                f"rule: expected auto or coupled with rng='torch', got {self.rule!r}: "
+                "the other rules draw random numbers of their own"
+            )
+        if self.seed is not None:
+            raise ValueError(
+                f"seed: expected none with rng='torch', got {self.seed!r}: "
+                "torch.manual_seed governs it"
+            )
 
     @classmethod
     def make(
@@ -95,6 +127,29 @@ class SpeculativeConfig:
                 settings["prompt_lookup_min"], cls.prompt_lookup_max
             )
         return cls(**settings)
+
+
+def normal_seed(seed: Any) -> Seed:
+    """One int, or a tuple with one int or None per row; raises TypeError for anything else."""
+    seed = seed.tolist() if hasattr(seed, "tolist") else seed  # tensors and arrays
+    several = isinstance(seed, Sequence) and not isinstance(seed, (str, bytes))
+    for value in seed if several else [seed]:
+        if value is None:
+            continue
+        if isinstance(value, bool) or not hasattr(value, "__index__"):
+            raise TypeError(f"seed: expected an integer, one per row or None, got {seed!r}")
+        if not -(2**63) <= operator.index(value) < 2**63:
+            raise ValueError(f"seed: expected signed 64-bit integers, got {value}")
+    if several:
+        return tuple(None if s is None else operator.index(s) for s in seed)
+    return None if seed is None else operator.index(seed)
+
+
+def _expect_share(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name}: expected a number, got {value!r}")
+    if not 0.0 <= value <= 1.0 or math.isnan(value):
+        raise ValueError(f"{name}: expected a number from 0 to 1, got {value}")
 
 
 def _expect_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,12 +12,43 @@ ROOT_PARENT = -1
 PADDING_PARENT = -2
 
 
+class LogitEdits(NamedTuple):
+    """The optional fields of SamplingParams."""
+
+    token_ids: Tensor | None = None
+    token_bias: Tensor | None = None
+    token_counts: Tensor | None = None
+    repetition_penalty: Tensor | None = None
+    presence_penalty: Tensor | None = None
+    frequency_penalty: Tensor | None = None
+    allowed_tokens: Tensor | None = None
+
+    def __bool__(self) -> bool:
+        return any(field is not None for field in self)
+
+
 class SamplingParams(NamedTuple):
-    """How each row of the batch is sampled. Every field is a tensor [B].
+    """How each row of the batch is sampled. Every field is a tensor [B] unless said otherwise.
 
     temperature (fp32): 0 is greedy. top_k (int32): <= 0 keeps all. top_p (fp32): >= 1 keeps all.
-    min_p (fp32): <= 0 keeps all. seed, position, step (int64): the counter of the random numbers;
-    `position` is that of the token being decided at the root.
+    min_p (fp32): <= 0 keeps all. seed, position, step (int64): the counters of the random numbers;
+    `position` is that of the token being decided at the root, `step` counts verifications and
+    replaces it under rule `block`.
+
+    The optional fields change logits before the temperature, in this order: bias, penalties, mask.
+    In a window each node counts its own drafted ancestors, itself included, as generated text.
+
+    token_ids: tokens of the row that the next two fields speak of, int64 [B, H]; ids outside the
+        vocabulary (-1) are padding. Ascending and distinct is quickest; repeated ids add up.
+    token_bias: added to the token's logit, fp32 [B, H]; -infinity suppresses the token.
+    token_counts: how often the token was generated, int32 [B, H]: 0 is a token of the prompt alone,
+        -1 one that is not in the text.
+    repetition_penalty (fp32): divides the positive and multiplies the negative logits of all tokens
+        of the text (Keskar et al., "CTRL", 2019); 1 is none.
+    presence_penalty, frequency_penalty (fp32): subtracted from the logits of generated tokens, once
+        and once per occurrence; 0 is none.
+    allowed_tokens: int32 [B, T, ceil(V / 32)] (for `sample` [N, ceil(V / 32)]), bit j of word i set
+        when token 32 i + j is allowed after the node.
     """
 
     temperature: Tensor
@@ -27,6 +58,21 @@ class SamplingParams(NamedTuple):
     seed: Tensor
     position: Tensor
     step: Tensor
+    token_ids: Tensor | None = None
+    token_bias: Tensor | None = None
+    token_counts: Tensor | None = None
+    repetition_penalty: Tensor | None = None
+    presence_penalty: Tensor | None = None
+    frequency_penalty: Tensor | None = None
+    allowed_tokens: Tensor | None = None
+
+    @property
+    def edits(self) -> LogitEdits:
+        return LogitEdits(*self[7:])
+
+    def at(self, rows: Any) -> SamplingParams:
+        """The parameters of some rows; `rows` indexes the first dimension."""
+        return SamplingParams._make(None if field is None else field[rows] for field in self)
 
     @staticmethod
     def make(
@@ -38,10 +84,10 @@ class SamplingParams(NamedTuple):
         min_p: float = 0.0,
         seed: int | Sequence[int] | Tensor = 0,
         position: int | Sequence[int] | Tensor = 0,
-        step: int = 0,
+        step: int | Sequence[int] | Tensor = 0,
         device: torch.device | str = "cpu",
     ) -> SamplingParams:
-        """One setting for all rows; `seed` and `position` may also be given per row."""
+        """One setting for all rows; seed, position and step may also be given per row."""
 
         def per_row(value: int | Sequence[int] | Tensor) -> Tensor:
             if isinstance(value, int):
@@ -58,7 +104,7 @@ class SamplingParams(NamedTuple):
             full(min_p, torch.float32),
             per_row(seed),
             per_row(position),
-            full(step, torch.int64),
+            per_row(step),
         )
 
 
@@ -104,8 +150,10 @@ class DraftTree(NamedTuple):
     tree_mask: int64 [B or 1, T, ceil(T / 64)] ancestor words, bit j of row i set when slot j is i
         or an ancestor of i; None is a causal chain.
     depth: int32 [B, T], root and padding 0; None with a causal chain.
-    draft_logits: fp32 [B, T, V], the logits from which slot i's children were drawn, or None when
-        the draft is deterministic.
+    draft_logits: [B, T, Vd], the logits whose softmax, with nothing further applied, slot i's
+        children were drawn from: without replacement, in slot order, none kept or dropped because
+        of its own value. None when the draft is deterministic.
+    draft_vocab_map: target id of each draft id, int64 [Vd]; None means equal ids.
     """
 
     draft_token_ids: Tensor
@@ -114,6 +162,7 @@ class DraftTree(NamedTuple):
     tree_mask: Tensor | None = None
     depth: Tensor | None = None
     draft_logits: Tensor | None = None
+    draft_vocab_map: Tensor | None = None
 
     @property
     def width(self) -> int:

@@ -2,47 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import torch
-from scipy import stats
 
+from specdec_kernels.testing import FALSE_ALARM as FALSE_ALARM
+from specdec_kernels.testing import chi_square_pvalue as chi_square_pvalue
 from specdec_kernels.tree import SamplingParams
-
-FALSE_ALARM = 1e-6
-
-
-def chi_square_pvalue(observed: torch.Tensor, probabilities: torch.Tensor) -> float:
-    """Of counts against a distribution; cells expected fewer than 5 times are pooled."""
-    assert observed[probabilities == 0].sum() == 0, "drew something of probability 0"
-    expected = probabilities.double() * observed.sum()
-    order = expected.argsort()
-    expected, observed = expected[order], observed.double()[order]
-    pooled = int((expected.cumsum(0) < 5).sum()) + 1
-    expected = torch.cat([expected[:pooled].sum().view(1), expected[pooled:]])
-    observed = torch.cat([observed[:pooled].sum().view(1), observed[pooled:]])
-    return float(stats.chisquare(observed, expected * observed.sum() / expected.sum()).pvalue)
-
-
-class ToyModel:
-    """A language model over `vocab` tokens whose logits depend on the last two tokens."""
-
-    def __init__(self, vocab: int, seed: int, scale: float = 1.5) -> None:
-        g = torch.Generator().manual_seed(seed)
-        self.vocab = vocab
-        self.table = torch.randn(vocab, vocab, vocab, generator=g) * scale
-
-    def logits(self, before: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
-        return self.table[before, last]
-
-    def joint(self, before: int, last: int, temperature: float = 1.0) -> torch.Tensor:
-        """Exact probabilities of the next three tokens, [vocab, vocab, vocab], fp64."""
-        p = torch.softmax(self.table.double() / temperature, -1)
-        result = torch.zeros((self.vocab,) * 3, dtype=torch.float64)
-        for a, b in itertools.product(range(self.vocab), repeat=2):
-            result[a, b] = p[before, last, a] * p[last, a, b] * p[a, b]
-        return result
 
 
 def random_window(g: torch.Generator, batch: int, width: int, vocab: int, chain: bool = False):
@@ -87,6 +53,34 @@ def random_sampling(g: torch.Generator, batch: int, vocab: int) -> SamplingParam
         wide(),
         torch.zeros(batch, dtype=torch.int64),
     )
+
+
+def random_edits(g: torch.Generator, sampling: SamplingParams, vocab: int, width: int | None):
+    """The same with random optional fields, each present three times out of four."""
+    batch, size = len(sampling.seed), pick(g, 0, 2 * min(vocab, 40))
+    ids = torch.randint(-1, vocab + 1, (batch, size), generator=g)
+    if pick(g, 0, 2):  # the quick form: ascending, distinct
+        ids = torch.stack([torch.randperm(vocab, generator=g)[: min(size, vocab)] for _ in ids])
+        ids = ids.sort(-1).values
+    bias = torch.randn(ids.shape, generator=g) * 2
+    bias[torch.rand(ids.shape, generator=g) < 0.2] = -math.inf
+    words = (batch, *([width] if width else []), (vocab + 31) // 32)
+    allowed = torch.randint(-(2**31), 2**31, words, generator=g).to(torch.int32)
+
+    def penalty(values):
+        return torch.tensor([values[pick(g, 0, len(values))] for _ in range(batch)])
+
+    edits = dict(
+        token_ids=ids,
+        token_bias=bias,
+        token_counts=torch.randint(-1, 4, ids.shape, generator=g, dtype=torch.int32),
+        repetition_penalty=penalty([1.0, 1.7, 0.6]),
+        presence_penalty=penalty([0.0, 0.7, -0.5]),
+        frequency_penalty=penalty([0.0, 0.3, -0.2]),
+        allowed_tokens=allowed | allowed.roll(1, -1),
+    )
+    kept = {k: v for k, v in edits.items() if k == "token_ids" or pick(g, 0, 4)}
+    return sampling._replace(**kept)
 
 
 def poison(logits: torch.Tensor, num_nodes: torch.Tensor) -> torch.Tensor:

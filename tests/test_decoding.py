@@ -118,12 +118,14 @@ def trees():
 TARGET = [[4, 5, 8, 9], [4, 9, 5, 3], [7, 7, 7, 7], [6, 0, 0, 0]]
 
 
-def verifiers(logits):
-    def pick(b, row):
-        return int(row.argmax())
+def pick_largest(chosen, logits):
+    assert len(chosen) == len(logits)
+    return logits.argmax(-1).tolist()
 
+
+def verifiers(logits):
     yield KernelVerifier(None)
-    yield WalkVerifier(pick)
+    yield WalkVerifier(pick_largest)
 
 
 def test_a19_verifiers_by_hand():
@@ -244,7 +246,7 @@ def test_loop_equals_plain(fixed, walk):
     for ends in ((), (eos,)):
         expected = [target.plain(p, 40, ends) for p in PROMPTS]
         drafter = make_drafter(SpeculativeConfig(), frozenset(ends))
-        verifier = WalkVerifier(lambda b, row: int(row.argmax())) if walk else None
+        verifier = WalkVerifier(pick_largest) if walk else None
         new, metrics = run_loop(target, PROMPTS, drafter, 40, ends, fixed, verifier)
         assert new == expected
         assert metrics.num_accepted_tokens > 0 or ends

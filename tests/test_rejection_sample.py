@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from sampling_cases import (
     likely_children,
     poison,
+    random_edits,
     random_sampling,
     random_window,
 )
@@ -43,11 +44,16 @@ def assert_same(results, expected):
 @pytest.mark.parametrize("backend", NATIVE)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("vocab, width", SIZES)
-@pytest.mark.parametrize("rule", ["coupled", "token"])
+@pytest.mark.parametrize("rule", ["coupled", "recursive", "block", "typical"])
 def test_same_bits_as_reference(backend, dtype, vocab, width, rule):
-    for seed in range(3 if vocab < 1000 else 1):
-        g, logits, ids, parents, num_nodes = window_case(seed, dtype, vocab, width)
-        args = (logits, ids, parents, num_nodes, random_sampling(g, 3, vocab))
+    for seed in range(4 if vocab < 1000 else 2):
+        g, logits, ids, parents, num_nodes = window_case(
+            seed, dtype, vocab, width, chain=rule == "block"
+        )
+        sampling = random_sampling(g, 3, vocab)
+        if seed % 2:
+            sampling = random_edits(g, sampling, vocab, width)
+        args = (logits, ids, parents, num_nodes, sampling)
         expected = rejection_sample(*args, rule=rule, backend="reference")
         assert_same(rejection_sample(*args, rule=rule, backend=backend), expected)
 
@@ -55,20 +61,27 @@ def test_same_bits_as_reference(backend, dtype, vocab, width, rule):
 @pytest.mark.parametrize("backend", NATIVE)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("vocab, width", [(8, 2), (8, 33), (111, 5), (32000, 3), (151936, 2)])
-@pytest.mark.parametrize("mapped", [False, True])
-def test_same_bits_with_draft_logits(backend, dtype, vocab, width, mapped):
-    for seed in range(4 if vocab < 1000 else 1):
-        g, logits, ids, parents, num_nodes = window_case(seed, dtype, vocab, width, chain=True)
+@pytest.mark.parametrize("draft_vocab", ["same", "mapped", "padded"])
+@pytest.mark.parametrize("rule", ["token", "recursive", "block"])
+def test_same_bits_with_draft_logits(backend, dtype, vocab, width, draft_vocab, rule):
+    for seed in range(6 if vocab < 1000 else 1):
+        g, logits, ids, parents, num_nodes = window_case(
+            seed, dtype, vocab, width, chain=rule != "recursive"
+        )
         near = logits.float().nan_to_num(0.0) + torch.randn(logits.shape, generator=g) * 0.5
         vocab_map = None
-        if mapped:
+        if draft_vocab == "mapped":
             vocab_map = torch.randperm(vocab + 2, generator=g)[: vocab - 3] - 1
             near = near[..., vocab_map.clamp(0, vocab - 1)]
+        if draft_vocab == "padded":
+            near = torch.cat([near, torch.randn(3, width, 5, generator=g)], -1)
         draft = poison(near.to(DTYPES[seed % 3]), (num_nodes - 1).clamp(min=0))
         sampling = random_sampling(g, 3, vocab)
+        if seed % 2:
+            sampling = random_edits(g, sampling, vocab, width)
         results = [
             rejection_sample(
-                logits, ids, parents, num_nodes, sampling, rule="token", backend=b,
+                logits, ids, parents, num_nodes, sampling, rule=rule, backend=b,
                 draft_logits=draft, draft_vocab_map=vocab_map,
             )
             for b in ("reference", backend)
@@ -79,22 +92,20 @@ def test_same_bits_with_draft_logits(backend, dtype, vocab, width, mapped):
 def test_reference_takes_injected_uniforms():
     logits = torch.zeros(1, 2, 4)
     tree = DraftTree.from_lists([[0, 2]], [[-1, 0]])
-    params = settings_of(1)[:6]
+    params = settings_of(1)
     for u, accepted in ((0.24, 1), (0.25, 0), (0.9, 0)):
         result = reference.rejection_sample(
-            logits, *tree[:3], *params, None, None, "token",
-            lambda seed, position, stream, count, u=u: torch.full((*seed.shape, count), u),
+            logits, *tree[:3], params, None, None, "token",
+            uniforms=lambda seed, position, stream, count, u=u: torch.full((1, count), u),
         )  # fmt: skip
         assert int(result.num_accepted) == accepted
 
 
-class AcceptsOnEquality(reference.Node):
+class AcceptsOnEquality(reference.Chance):
     """The faulty test u q <= p."""
 
-    def against(self, slot, token, draft):
-        if bool(self.coin(slot) * draft[token] <= 0) and not bool(self.kept[token]):
-            return slot, token
-        return super().against(slot, token, draft)
+    def accepts(self, slot, draft, target):
+        return super().accepts(slot, draft, target) or bool(draft == target)
 
 
 def impossible_draft():
@@ -119,18 +130,19 @@ def test_probability_0_is_never_accepted(backend):
     assert not result.num_accepted.any()
 
 
-def test_negative_control_accepting_on_equality(monkeypatch):
+def test_negative_control_accepting_on_equality():
     *args, draft = impossible_draft()
-    monkeypatch.setattr(reference, "Node", AcceptsOnEquality)
-    result = rejection_sample(*args, rule="token", draft_logits=draft, backend="reference")
+    result = reference.rejection_sample(*args, draft, None, "token", chance=AcceptsOnEquality)
     assert (result.output_token_ids[:, 0] == 3).all()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("rule", ["coupled", "token"])
+@pytest.mark.parametrize("rule", ["coupled", "token", "block", "typical"])
 def test_seed_alone_decides(backend, rule):
     """Batch order, padding slots, finished neighbours and threads change nothing."""
-    g, logits, ids, parents, num_nodes = window_case(7, torch.float32, 9000, 6, batch=4)
+    g, logits, ids, parents, num_nodes = window_case(
+        7, torch.float32, 9000, 6, batch=4, chain=rule == "block"
+    )
     sampling = random_sampling(g, 4, 9000)
     expected = rejection_sample(
         logits, ids, parents, num_nodes, sampling, rule=rule, backend=backend
@@ -138,7 +150,7 @@ def test_seed_alone_decides(backend, rule):
     order = torch.tensor([2, 0, 3, 1])
     permuted = rejection_sample(
         logits[order], ids[order], parents[order], num_nodes[order],
-        SamplingParams(*(x[order] for x in sampling)), rule=rule, backend=backend,
+        sampling.at(order), rule=rule, backend=backend,
     )  # fmt: skip
     assert_same(permuted, [x[order] for x in expected])
     wider = rejection_sample(
@@ -203,12 +215,16 @@ def test_equal_distributions_always_accept(backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("rule", ["coupled", "token"])
-def test_temperature_0_equals_verify_greedy(backend, rule):
-    _, logits, ids, parents, num_nodes = window_case(3, torch.bfloat16, 111, 9)
+@pytest.mark.parametrize("rule", ["coupled", "recursive", "block", "typical"])
+@pytest.mark.parametrize("drafted", [False, True])
+def test_temperature_0_equals_verify_greedy(backend, rule, drafted):
+    g, logits, ids, parents, num_nodes = window_case(
+        3, torch.bfloat16, 111, 9, chain=rule == "block"
+    )
     sampling = settings_of(3, temperature=0.0, top_k=3)
+    draft = torch.randn(logits.shape, generator=g) if drafted else None
     args = (logits, ids, parents, num_nodes)
-    result = rejection_sample(*args, sampling, rule=rule, backend=backend)
+    result = rejection_sample(*args, sampling, draft_logits=draft, rule=rule, backend=backend)
     assert_same(result, verify_greedy(*args, backend=backend))
 
 
@@ -250,9 +266,8 @@ def test_errors_name_the_argument():
     logits, ids = torch.zeros(2, 3, 5), torch.zeros(2, 3, dtype=torch.int64)
     parents = torch.tensor([[-1, 0, 0]] * 2, dtype=torch.int32)
     args = (logits, ids, parents, torch.full((2,), 3, dtype=torch.int32), settings_of(2))
-    for rule in ("recursive", "block", "x"):
-        with pytest.raises(ValueError, match=f"rule as one of coupled, token, got '{rule}'"):
-            rejection_sample(*args, rule=rule)
+    with pytest.raises(ValueError, match=r"rule as one of auto, coupled, token, .*, got 'x'"):
+        rejection_sample(*args, rule="x")
     for backend in BACKENDS:
         with pytest.raises(ValueError, match=r"expected chains.*'recursive' is the one for trees"):
             rejection_sample(*args, draft_logits=logits, rule="token", backend=backend)
@@ -273,7 +288,7 @@ def test_opcheck_and_compile():
     draft = torch.zeros(3, 5, 111)
     op = torch.ops.specdec_kernels.rejection_sample.default
     torch.library.opcheck(
-        op, (logits, ids, parents, num_nodes, *sampling[:6], draft, None, "token")
+        op, (logits, ids, parents, num_nodes, *sampling, draft, None, "token", 0.09, 0.3)
     )
     args = (logits, ids, parents, num_nodes, sampling)
     compiled = torch.compile(rejection_sample, fullgraph=True)

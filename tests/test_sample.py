@@ -134,10 +134,10 @@ def test_seed_alone_decides(backend):
     sampling = random_sampling(g, 6, 20000)
     expected = sample(logits, sampling, backend=backend)
     order = torch.randperm(6, generator=g)
-    permuted = SamplingParams(*(x[order] for x in sampling))
+    permuted = sampling.at(order)
     assert torch.equal(sample(logits[order], permuted, backend=backend), expected[order])
     for i in range(6):
-        alone = SamplingParams(*(x[i : i + 1] for x in sampling))
+        alone = sampling.at(slice(i, i + 1))
         assert torch.equal(sample(logits[i : i + 1], alone, backend=backend), expected[i : i + 1])
     strided = torch.full((6, 20007), math.nan)
     strided[:, :20000] = logits
@@ -148,7 +148,7 @@ def test_seed_alone_decides(backend):
         for count in (1, 3, 16):
             torch.set_num_threads(count)
             assert torch.equal(sample(logits, sampling, backend=backend), expected)
-            first = SamplingParams(*(x[:1] for x in sampling))
+            first = sampling.at(slice(1))
             assert torch.equal(sample(logits[:1], first, backend=backend), expected[:1])
     finally:
         torch.set_num_threads(threads)
@@ -194,8 +194,8 @@ def test_reference_in_float64():
     """Given fp64 the reference computes in fp64, with the same noise."""
     logits = torch.randn(200, 50, generator=torch.Generator().manual_seed(4))
     sampling = SamplingParams.make(200, seed=range(200), top_p=0.9, temperature=0.8)
-    double = reference.sample(logits.double(), *sampling[:6], _random.BONUS)
-    assert torch.equal(double, reference.sample(logits, *sampling[:6], _random.BONUS))
+    double = reference.sample(logits.double(), sampling, _random.BONUS)
+    assert torch.equal(double, reference.sample(logits, sampling, _random.BONUS))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -221,6 +221,6 @@ def test_opcheck_and_compile():
     logits = torch.randn(4, 111, generator=torch.Generator().manual_seed(0))
     sampling = SamplingParams.make(4, seed=range(4), top_p=0.9)
     op = torch.ops.specdec_kernels.sample.default
-    torch.library.opcheck(op, (logits, *sampling[:6], _random.BONUS))
+    torch.library.opcheck(op, (logits, *sampling, _random.BONUS))
     compiled = torch.compile(sample, fullgraph=True)(logits, sampling)
     assert torch.equal(compiled, sample(logits, sampling))

@@ -15,12 +15,15 @@ constexpr int kNodeScratch = 2;
 
 // One row to decide, and what came out.
 struct Decision {
-  int64_t offset;    // of its logits, in elements
-  int64_t settings;  // index into SamplingArrays
+  int64_t b;
+  int64_t slot;
   int64_t position;
   int64_t token;
   int32_t status;
 };
+
+// Elements below which a second thread costs more than it brings.
+constexpr int64_t kSmallestParallel = 1 << 15;
 
 // What a row is drawn from; `decided` rows have one possible token.
 struct Distribution {
@@ -31,18 +34,17 @@ struct Distribution {
 };
 
 // The one token of a row at temperature 0.
-template <class T>
-void decide_greedy(const T* data, int64_t size, const Extreme& extreme, int64_t& token,
-                   int32_t& status) {
-  token = extreme.has_nan ? find_largest_finite(data, size) : extreme.id;
+template <class Source>
+void decide_greedy(const Source& row, const Extreme& extreme, int64_t& token, int32_t& status) {
+  token = extreme.has_nan ? find_largest_finite(row) : extreme.id;
   status = extreme.has_nan ? kRowNan : extreme.largest == -kInfinity ? kRowEmpty : kRowOk;
 }
 
 // Everything about a row but the draw. False when memory runs out.
-template <class T>
-bool distribution_of(const Row<T>& row, const Extreme& extreme, const SamplingArrays& sampling,
+template <class Source>
+bool distribution_of(const Row<Source>& row, const Extreme& extreme, const SamplingArrays& sampling,
                      int64_t b, Distribution& result) {
-  decide_greedy(row.data, row.size, extreme, result.token, result.status);
+  decide_greedy(row.source, extreme, result.token, result.status);
   result.decided = true;
   if (!(sampling.temperature[b] > 0.0f) || result.status != kRowOk) return true;
   if (row.largest == -kInfinity) {
@@ -86,15 +88,17 @@ struct DecideWorkspace {
   }
 };
 
-template <class T>
-void find_extremes(const T* logits, int64_t vocab, const Decision* rows, int64_t num_rows,
-                   const Chunks& chunks, Extreme* extremes, int threads) {
+template <class Rows>
+void find_extremes(const Rows& logits, const Decision* rows, int64_t num_rows, const Chunks& chunks,
+                   Extreme* extremes, int threads) {
   const int64_t work = num_rows * chunks.count;
-#pragma omp parallel for num_threads(threads) schedule(static) if (work > 1)
+  const bool worth = work > 1 && num_rows * logits.vocab() > kSmallestParallel;
+#pragma omp parallel for num_threads(threads) schedule(static) if (worth)
   for (int64_t i = 0; i < work; ++i) {
+    const Decision& row = rows[i / chunks.count];
     const int64_t begin = i % chunks.count * chunks.size;
-    const int64_t end = begin + chunks.size < vocab ? begin + chunks.size : vocab;
-    extremes[i] = find_extreme(logits + rows[i / chunks.count].offset, begin, end);
+    const int64_t end = begin + chunks.size < logits.vocab() ? begin + chunks.size : logits.vocab();
+    extremes[i] = find_extreme(logits.source(row.b, row.slot), begin, end);
   }
   for (int64_t r = 0; r < num_rows; ++r) {
     for (int64_t c = 1; c < chunks.count; ++c)
@@ -103,50 +107,53 @@ void find_extremes(const T* logits, int64_t vocab, const Decision* rows, int64_t
 }
 
 // The argmax of each row.
-template <class T>
-Status decide_greedy_rows(const T* logits, int64_t vocab, Decision* rows, int64_t num_rows,
-                          int threads) {
+template <class Rows>
+Status decide_greedy_rows(const Rows& logits, Decision* rows, int64_t num_rows, int threads) {
   if (num_rows == 0) return Status::ok;
-  const Chunks chunks(num_rows, vocab, threads);
+  const Chunks chunks(num_rows, logits.vocab(), threads);
   DecideWorkspace work;
   if (!work.allocate(num_rows, chunks.count)) return Status::out_of_memory;
-  find_extremes(logits, vocab, rows, num_rows, chunks, work.extremes, threads);
+  find_extremes(logits, rows, num_rows, chunks, work.extremes, threads);
   for (int64_t r = 0; r < num_rows; ++r)
-    decide_greedy(logits + rows[r].offset, vocab, work.extremes[r * chunks.count], rows[r].token,
-                  rows[r].status);
+    decide_greedy(logits.source(rows[r].b, rows[r].slot), work.extremes[r * chunks.count],
+                  rows[r].token, rows[r].status);
   return Status::ok;
 }
 
 // A draw from the processed distribution of each row.
-template <class T>
-Status decide_rows(const T* logits, int64_t vocab, const SamplingArrays& sampling, uint32_t stream,
+template <class Rows>
+Status decide_rows(const Rows& logits, const SamplingArrays& sampling, uint32_t stream,
                    Decision* rows, int64_t num_rows, int threads) {
   if (num_rows == 0) return Status::ok;
+  const int64_t vocab = logits.vocab();
   const Chunks chunks(num_rows, vocab, threads);
   DecideWorkspace work;
   if (!work.allocate(num_rows, chunks.count)) return Status::out_of_memory;
-  find_extremes(logits, vocab, rows, num_rows, chunks, work.extremes, threads);
+  find_extremes(logits, rows, num_rows, chunks, work.extremes, threads);
   const auto row_of = [&](int64_t r) {
-    return Row<T>(logits + rows[r].offset, vocab, sampling.temperature[rows[r].settings],
-                  work.extremes[r * chunks.count].largest);
+    return Row<typename Rows::Source>(logits.source(rows[r].b, rows[r].slot),
+                                      sampling.temperature[rows[r].b],
+                                      work.extremes[r * chunks.count].largest);
   };
   int failed = 0;
-#pragma omp parallel for num_threads(threads) schedule(dynamic) if (num_rows > 1) \
+#pragma omp parallel for num_threads(threads)                                   \
+    schedule(dynamic) if (num_rows > 1 && num_rows * vocab > kSmallestParallel) \
     reduction(+ : failed)
   for (int64_t r = 0; r < num_rows; ++r) {
     work.distributions[r] = Distribution();
-    failed += !distribution_of(row_of(r), work.extremes[r * chunks.count], sampling,
-                               rows[r].settings, work.distributions[r]);
+    failed += !distribution_of(row_of(r), work.extremes[r * chunks.count], sampling, rows[r].b,
+                               work.distributions[r]);
   }
   if (failed) return Status::out_of_memory;
   const int64_t pieces = num_rows * chunks.count;
-#pragma omp parallel for num_threads(threads) schedule(dynamic) if (pieces > 1)
+#pragma omp parallel for num_threads(threads) \
+    schedule(dynamic) if (pieces > 1 && num_rows * vocab > kSmallestParallel)
   for (int64_t i = 0; i < pieces; ++i) {
     const int64_t r = i / chunks.count, begin = i % chunks.count * chunks.size;
     work.drawn[i] = Drawn();
     if (work.distributions[r].decided) continue;
     const int64_t end = begin + chunks.size < vocab ? begin + chunks.size : vocab;
-    const Noise noise(sampling.seed[rows[r].settings], rows[r].position, stream);
+    const Noise noise(sampling.seed[rows[r].b], rows[r].position, stream);
     work.drawn[i] = draw_kept(row_of(r), work.distributions[r].kept, noise, begin, end);
   }
   for (int64_t r = 0; r < num_rows; ++r) {
@@ -159,61 +166,39 @@ Status decide_rows(const T* logits, int64_t vocab, const SamplingArrays& samplin
   return Status::ok;
 }
 
-// The target's choice at every node of every window: argmax without `sampling`, else draws. They
-// stand in `rows` one window after the other; starts[b] is where window b begins.
-template <class T>
-Status decide_nodes(const T* logits, int64_t stride_b, int64_t stride_t, int64_t vocab,
-                    const WindowArrays& all, const SamplingArrays* sampling, Decision* rows,
-                    int64_t* starts, int threads) {
+// Walks every window from its root, level by level: each row asks for the target's choice (the
+// argmax without `sampling`, else a draw) at one node, and goes on to the first child that drafted
+// it. Rows of logits off the path are never read.
+template <class Rows>
+Status verify(const Rows& logits, const WindowArrays& all, const SamplingArrays* sampling,
+              const AcceptanceArrays& acceptance, int threads) {
+  const size_t each = sizeof(Decision) + sizeof(AcceptanceRow);
+  void* memory = thread_scratch(kNodeScratch, size_t(all.batch) * each + 64);
+  if (memory == nullptr) return Status::out_of_memory;
+  auto* walking = static_cast<Decision*>(memory);
+  auto* results = reinterpret_cast<AcceptanceRow*>(walking + all.batch);
   int64_t count = 0;
   for (int64_t b = 0; b < all.batch; ++b) {
-    const Window window(all, b);
-    Decision* nodes = rows + count;
-    starts[b] = count;
-    for (int64_t slot = 0; slot < window.num_nodes; ++slot) {
-      const int64_t parent = window.parents[slot];
-      nodes[slot].offset = b * stride_b + slot * stride_t;
-      nodes[slot].settings = b;
-      if (sampling == nullptr) continue;
-      const bool has_parent = slot > 0 && parent >= 0 && parent < slot;
-      nodes[slot].position = has_parent ? nodes[parent].position + 1 : sampling->position[b];
-    }
-    count += window.num_nodes;
+    results[b] = AcceptanceRow(acceptance, all.width, b);
+    if (Window(all, b).num_nodes == 0) continue;
+    walking[count++] = {b, 0, sampling == nullptr ? 0 : sampling->position[b], 0, kRowOk};
   }
-  if (sampling == nullptr) return decide_greedy_rows(logits, vocab, rows, count, threads);
-  return decide_rows(logits, vocab, *sampling, kBonusStream, rows, count, threads);
-}
-
-// From each root, follows the first child whose token is the one decided at its parent.
-inline void walk(const WindowArrays& all, const Decision* rows, const int64_t* starts,
-                 const AcceptanceArrays& acceptance) {
-  for (int64_t b = 0; b < all.batch; ++b) {
-    const Window window(all, b);
-    AcceptanceRow result(acceptance, all.width, b);
-    int64_t slot = window.num_nodes > 0 ? 0 : -1;
-    while (slot >= 0) {
-      const Decision& decision = rows[starts[b] + slot];
-      result.append(slot, decision.token, decision.status);
-      slot = window.child_with_token(slot, decision.token);
+  while (count > 0) {
+    const Status status =
+        sampling == nullptr ? decide_greedy_rows(logits, walking, count, threads)
+                            : decide_rows(logits, *sampling, kBonusStream, walking, count, threads);
+    if (status != Status::ok) return status;
+    int64_t left = 0;
+    for (int64_t i = 0; i < count; ++i) {
+      const Decision row = walking[i];
+      results[row.b].append(row.slot, row.token, row.status);
+      const int64_t child = Window(all, row.b).child_with_token(row.slot, row.token);
+      if (child >= 0) walking[left++] = {row.b, child, row.position + 1, 0, kRowOk};
     }
-    result.finish();
+    count = left;
   }
-}
-
-// Decides every node of logits [batch, width, vocab] and walks. T is the element type.
-template <class T>
-Status verify(const void* logits, int64_t stride_b, int64_t stride_t, int64_t vocab,
-              const WindowArrays& window, const SamplingArrays* sampling,
-              const AcceptanceArrays& acceptance, int threads) {
-  const size_t nodes = size_t(window.batch) * size_t(window.width);
-  auto* rows = static_cast<Decision*>(thread_scratch(
-      kNodeScratch, nodes * sizeof(Decision) + size_t(window.batch) * sizeof(int64_t) + 64));
-  if (rows == nullptr) return Status::out_of_memory;
-  auto* starts = reinterpret_cast<int64_t*>(rows + nodes);
-  const Status status = decide_nodes(static_cast<const T*>(logits), stride_b, stride_t, vocab,
-                                     window, sampling, rows, starts, threads);
-  if (status == Status::ok) walk(window, rows, starts, acceptance);
-  return status;
+  for (int64_t b = 0; b < all.batch; ++b) results[b].finish();
+  return Status::ok;
 }
 
 }  // namespace

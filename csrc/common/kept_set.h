@@ -87,9 +87,9 @@ SPECDEC_INLINE I32 coarse_bin(F32 values) {
 
 // Calls visit(bin, value, weight) for the kept elements begin..end of weight above 0; with only_bin
 // at least 0, for those of that bin.
-template <Weight kWeight, class T, class Visit>
-SPECDEC_INLINE void visit_weights(const Row<T>& row, const KeptSet& kept, int64_t begin,
-                                  int64_t end, int only_bin, Visit visit) {
+template <Weight kWeight, class Source, class Visit>
+SPECDEC_INLINE void visit_weights(Row<Source> row, const KeptSet& kept, int64_t begin, int64_t end,
+                                  int only_bin, Visit visit) {
   const float scale = power_of_two(mass_bits(row.size));
   // Below this an element's mass rounds to 0 for every vocabulary.
   const float negligible = kWeight == Weight::mass ? -29.0f : -kInfinity;
@@ -109,8 +109,8 @@ SPECDEC_INLINE void visit_weights(const Row<T>& row, const KeptSet& kept, int64_
 
 // Fills the histogram of the kept elements, complete down to the bin where `target` is crossed:
 // once a part of the row reaches the target, smaller elements of the rest can't matter.
-template <Weight kWeight, class T>
-void fill_histogram(const Row<T>& row, double target, KeptSet kept,
+template <Weight kWeight, class Source>
+void fill_histogram(const Row<Source>& row, double target, KeptSet kept,
                     Histogram<kCoarseBins>& histogram) {
   histogram.clear();
   int64_t total = 0;
@@ -130,8 +130,8 @@ void fill_histogram(const Row<T>& row, double target, KeptSet kept,
 
 // The smallest value whose larger ones weigh less than `target`, a share of the total for masses.
 // Only elements of `kept` count. False when memory runs out.
-template <Weight kWeight, class T>
-bool find_threshold(const Row<T>& row, double target, KeptSet& kept) {
+template <Weight kWeight, class Source>
+bool find_threshold(const Row<Source>& row, double target, KeptSet& kept) {
   if (kWeight == Weight::mass) target *= double(total_mass(row, kept));
   Histogram<kCoarseBins> histogram;
   fill_histogram<kWeight>(row, target, kept, histogram);
@@ -150,8 +150,8 @@ bool find_threshold(const Row<T>& row, double target, KeptSet& kept) {
 }
 
 // In transformers' order: top_k, top_p, min_p. Ties at a threshold are kept, the largest always is.
-template <class T>
-bool find_kept_set(const Row<T>& row, int32_t top_k, float top_p, float min_p, KeptSet& kept) {
+template <class Source>
+bool find_kept_set(const Row<Source>& row, int32_t top_k, float top_p, float min_p, KeptSet& kept) {
   if (top_k > 0 && top_k < row.size && !find_threshold<Weight::one>(row, double(top_k), kept))
     return false;
   if (top_p < 1.0f && !find_threshold<Weight::mass>(row, double(top_p), kept)) return false;

@@ -1,25 +1,14 @@
 // Passes over one row of logits, each reading the raw row: processed logits are never stored.
 #pragma once
 
-#include <cstddef>
-
 #include "common/philox.h"
-#include "common/scratch.h"
+#include "common/source.h"
 
 namespace specdec {
 namespace SPECDEC_ISA {
 namespace {
 
 constexpr int64_t kBlock = 4 * kLanes;  // tokens per call of the generator
-constexpr float kInfinity = __builtin_inff();
-
-// count elements from source on (any count), the missing lanes -infinity.
-template <class T>
-SPECDEC_INLINE F32 load_upto(const T* source, int64_t count) {
-  if (count >= kLanes) return load(source);
-  return load_partial(source, count > 0 ? int(count) : 0, -kInfinity);
-}
-
 // ---- the largest element
 
 struct Extreme {
@@ -36,8 +25,8 @@ struct Extreme {
   }
 };
 
-template <class T>
-Extreme find_extreme(const T* row, int64_t begin, int64_t end) {
+template <class Source>
+Extreme find_extreme(Source row, int64_t begin, int64_t end) {
   constexpr int64_t kStride = 32 * kLanes;
   Extreme result;
   I32 nan = {};
@@ -48,8 +37,8 @@ Extreme find_extreme(const T* row, int64_t begin, int64_t end) {
     const int64_t stop = start + kStride < end ? start + kStride : end;
     F32 largest[2] = {broadcast(-kInfinity), broadcast(-kInfinity)};
     for (int64_t i = start; i < stop; i += 2 * kLanes) {
-      const F32 a = load_upto(row + i, stop - i);
-      const F32 b = load_upto(row + i + kLanes, stop - i - kLanes);
+      const F32 a = row.vector(i, stop);
+      const F32 b = row.vector(i + kLanes, stop);
       nan |= (a != a) | (b != b);
       largest[0] = vmax(a, largest[0]);
       largest[1] = vmax(b, largest[1]);
@@ -61,49 +50,52 @@ Extreme find_extreme(const T* row, int64_t begin, int64_t end) {
     found = true;
   }
   result.has_nan = any(nan);
-  while (found && to_float(row[at]) != result.largest) ++at;
+  while (found && row.value(at) != result.largest) ++at;
   result.id = at;
   return result;
 }
 
 // The lowest id of the largest finite element, or 0: what a row with NaN falls back to.
-template <class T>
-int64_t find_largest_finite(const T* row, int64_t size) {
+template <class Source>
+int64_t find_largest_finite(Source row) {
   float largest = -kInfinity;
   int64_t id = 0;
-  for (int64_t i = 0; i < size; ++i) {
-    const float value = to_float(row[i]);
-    if (!(value > largest) || value == kInfinity) continue;
-    largest = value;
-    id = i;
+  for (int64_t first = 0; first < row.size(); first += kLanes) {
+    const F32 values = row.vector(first, row.size());
+    for (int lane = 0; lane < kLanes; ++lane) {
+      if (!(values[lane] > largest) || values[lane] == kInfinity) continue;
+      largest = values[lane];
+      id = first + lane;
+    }
   }
   return id;
 }
 
 // ---- processed logits, less their maximum
 
-template <class T>
+// A cheap copy, taken by value by every pass over it.
+template <class Source>
 struct Row {
-  const T* data;
+  Source source;
   int64_t size;
   float temperature;
-  float largest;  // of data / temperature
+  float largest;  // of the logits / temperature
 
-  Row(const T* row, int64_t vocab, float row_temperature, float raw_largest)
-      : data(row), size(vocab), temperature(row_temperature) {
+  Row(const Source& logits, float row_temperature, float raw_largest)
+      : source(logits), size(logits.size()), temperature(row_temperature) {
     if (!(temperature < 0x1.fffffep+127f)) temperature = 0x1.fffffep+127f;
     largest = raw_largest / temperature;
   }
 
   // kLanes values from `first` on; -infinity beyond the end. +infinity counts as one-hot.
-  SPECDEC_INLINE F32 values(int64_t first) const {
-    const F32 scaled = load_upto(data + first, size - first) / temperature;
+  SPECDEC_INLINE F32 values(int64_t first) {
+    const F32 scaled = source.vector(first, size) / temperature;
     if (largest == kInfinity)
       return select(scaled == kInfinity, broadcast(0.0f), broadcast(-kInfinity));
     return scaled - largest;
   }
   float value(int64_t id) const {
-    const float scaled = to_float(data[id]) / temperature;
+    const float scaled = source.value(id) / temperature;
     if (largest == kInfinity) return scaled == kInfinity ? 0.0f : -kInfinity;
     return scaled - largest;
   }
@@ -144,18 +136,28 @@ inline float mass_as_float(int64_t mass, int bits) {
   return float(double(mass) * double(power_of_two(-bits)));
 }
 
-template <class T>
-int64_t total_mass(const Row<T>& row, const KeptSet& kept) {
-  const float scale = power_of_two(mass_bits(row.size));
+// Sums weights(first) over the vocabulary, kLanes at a time.
+template <class Weights>
+SPECDEC_INLINE int64_t sum_of_masses(int64_t vocab, Weights weights) {
+  const float scale = power_of_two(mass_bits(vocab));
   I64 sum = {};
-  for (int64_t i = 0; i < row.size; i += kLanes) {
-    const F32 values = row.values(i);
-    const I32 mask = kept.mask(values);
-    if (any(mask)) sum += to_mass(select(mask, exp_(values), broadcast(0.0f)), scale);
+  for (int64_t first = 0; first < vocab; first += kLanes) {
+    const F32 some = weights(first);
+    if (any(some > 0.0f)) sum += to_mass(some, scale);
   }
   int64_t total = 0;
   for (int lane = 0; lane < kLanes; ++lane) total += sum[lane];
   return total;
+}
+
+template <class Source>
+int64_t total_mass(Row<Source> row, const KeptSet& kept) {
+  return sum_of_masses(row.size, [&](int64_t first) {
+    const F32 values = row.values(first);
+    const I32 mask = kept.mask(values);
+    if (!any(mask)) return broadcast(0.0f);
+    return select(mask, exp_(values), broadcast(0.0f));
+  });
 }
 
 // ---- drawing by argmax of score + Gumbel noise
@@ -216,20 +218,29 @@ class GumbelScan {
   Drawn best_;
 };
 
-// Draws from the kept tokens begin..end, less the excluded ones; begin is a multiple of kBlock.
-template <class T>
-Drawn draw_kept(const Row<T>& row, const KeptSet& kept, const Noise& noise, int64_t begin,
-                int64_t end, const int64_t* excluded = nullptr, int64_t num_excluded = 0) {
+// Draws from softmax(scores(first)), kLanes scores at a time, over begin..end; begin is a multiple
+// of kBlock.
+template <class Scores>
+SPECDEC_INLINE Drawn draw(const Noise& noise, int64_t begin, int64_t end, Scores scores,
+                          const int64_t* excluded = nullptr, int64_t num_excluded = 0) {
   GumbelScan scan(noise, excluded, num_excluded);
   for (int64_t first = begin; first < end; first += kBlock) {
-    F32 scores[4];
-    for (int j = 0; j < 4; ++j) {
-      const F32 values = row.values(first + j * kLanes);
-      scores[j] = select(kept.mask(values), values, broadcast(-kInfinity));
-    }
-    scan.block(scores, first);
+    F32 block[4];
+    for (int j = 0; j < 4; ++j) block[j] = scores(first + j * kLanes);
+    scan.block(block, first);
   }
   return scan.best();
+}
+
+// Draws from the kept tokens begin..end, less the excluded ones.
+template <class Source>
+Drawn draw_kept(Row<Source> row, const KeptSet& kept, const Noise& noise, int64_t begin,
+                int64_t end, const int64_t* excluded = nullptr, int64_t num_excluded = 0) {
+  const auto scores = [&](int64_t first) {
+    const F32 values = row.values(first);
+    return select(kept.mask(values), values, broadcast(-kInfinity));
+  };
+  return draw(noise, begin, end, scores, excluded, num_excluded);
 }
 
 }  // namespace

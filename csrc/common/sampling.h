@@ -16,6 +16,24 @@ enum Stream : uint32_t {
 // Bits of Acceptance.status.
 enum RowStatus : int32_t { kRowOk = 0, kRowNan = 1, kRowEmpty = 2 };
 
+// What changes logits before the temperature; any pointer may be null. [rows] unless said
+// otherwise.
+struct EditArrays {
+  const int64_t* token_ids;     // [rows, num_tokens]
+  const float* token_bias;      // [rows, num_tokens]
+  const int32_t* token_counts;  // [rows, num_tokens]
+  int64_t num_tokens;
+  const float* repetition_penalty;
+  const float* presence_penalty;
+  const float* frequency_penalty;
+  const int32_t* allowed_tokens;  // [rows, width, ceil(vocab / 32)]
+
+  bool any() const {
+    return token_bias != nullptr || repetition_penalty != nullptr || presence_penalty != nullptr ||
+           frequency_penalty != nullptr || allowed_tokens != nullptr;
+  }
+};
+
 // One value per row of the batch.
 struct SamplingArrays {
   const float* temperature;
@@ -24,6 +42,8 @@ struct SamplingArrays {
   const float* min_p;
   const int64_t* seed;
   const int64_t* position;
+  const int64_t* step;
+  EditArrays edits;
 };
 
 // The verify window: slot 0 is the root.

@@ -23,6 +23,11 @@ struct Window {
     num_nodes = wanted < 0 ? 0 : wanted < all.width ? wanted : all.width;
   }
 
+  // The parent of a drafted slot; the root's for one that names no earlier slot.
+  int64_t parent(int64_t slot) const {
+    const int64_t named = parents[slot];
+    return named > 0 && named < slot ? named : 0;
+  }
   // The next child of slot after `previous`, or -1. Children stand behind their parent.
   int64_t next_child(int64_t slot, int64_t previous) const {
     for (int64_t child = (previous > slot ? previous : slot) + 1; child < num_nodes; ++child)

@@ -235,9 +235,15 @@ SPECDEC_INLINE float reduce_max(F32 value) {
   return value[0];
 }
 SPECDEC_INLINE bool any(I32 mask) {
+#if defined(__AVX512F__) && defined(SPECDEC_ISA_avx512)
+  return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) != 0;
+#elif defined(__AVX2__) && defined(SPECDEC_ISA_avx2)
+  return !_mm256_testz_si256((__m256i)mask, (__m256i)mask);
+#else
   int32_t bits = 0;
   for (int lane = 0; lane < kLanes; ++lane) bits |= mask[lane];
   return bits != 0;
+#endif
 }
 
 }  // namespace

@@ -39,11 +39,13 @@ SPECDEC_INLINE F32 part(const T* source) {
 }
 template <>
 SPECDEC_INLINE F32 part<BFloat16, 0>(const BFloat16* source) {
-  return bit_cast<F32>(bit_cast<U32>(*(const I32Unaligned*)source) << 16);
+  const I32 pairs = *(const I32Unaligned*)source;
+  return bit_cast<F32>(bit_cast<U32>(pairs) << 16);
 }
 template <>
 SPECDEC_INLINE F32 part<BFloat16, 1>(const BFloat16* source) {
-  return bit_cast<F32>(bit_cast<U32>(*(const I32Unaligned*)source) & kOddElements);
+  const I32 pairs = *(const I32Unaligned*)source;
+  return bit_cast<F32>(bit_cast<U32>(pairs) & kOddElements);
 }
 
 typedef float F32x4 __attribute__((vector_size(16)));

@@ -7,6 +7,9 @@
 
 namespace specdec {
 
+// `token` is `recursive` on chains. specdec_kernels/ops/rejection_sample numbers them alike.
+enum class Rule : int { coupled = 0, recursive = 1, block = 2, typical = 3 };
+
 // Accepts drafted tokens so that what is emitted has the target's distribution.
 struct RejectionSampleParams {
   const void* target;  // [batch, width, vocab], dense last dimension
@@ -25,7 +28,9 @@ struct RejectionSampleParams {
   WindowArrays window;
   SamplingArrays sampling;
   AcceptanceArrays acceptance;
-  bool coupled;  // the rule: coupled, or token
+  Rule rule;
+  float posterior_threshold;  // of typical
+  float posterior_alpha;
   int num_threads;
 };
 

@@ -8,8 +8,8 @@ namespace {
 
 template <class T>
 Status run(const VerifyGreedyParams& p) {
-  return verify<T>(p.logits, p.stride_b, p.stride_t, p.vocab, p.window, nullptr, p.acceptance,
-                   p.num_threads);
+  const PlainRows<T> rows(p.logits, p.stride_b, p.stride_t, p.vocab);
+  return verify(rows, p.window, nullptr, p.acceptance, p.num_threads);
 }
 
 }  // namespace

@@ -126,9 +126,20 @@ def _verify_greedy(op: Callable, backend: str, device: str) -> list[Tensor]:
 
 
 def _rejection_sample(op: Callable, backend: str, device: str) -> list[Tensor]:
-    window, sampling = _window(device, torch.float32), _sampling(2, device)
-    rules = ("coupled", "token")
-    return [x for rule in rules for x in op(*window, sampling, rule=rule, backend=backend)]
+    logits, ids, parents, num_nodes = _window(device, torch.float32)
+    sampling, draft = _sampling(2, device), _random(2, 5, 111, seed=9, device=device)
+    chains = torch.arange(-1, 4, dtype=torch.int32, device=device).expand(2, -1)
+    penalised = sampling._replace(
+        token_ids=torch.tensor([[3, 5, 9]] * 2, device=device),
+        token_counts=_int32([[1, 2, -1]] * 2, device),
+        repetition_penalty=torch.full((2,), 1.3, device=device),
+    )
+    results: list[Tensor] = []
+    for rule in ("coupled", "recursive", "block", "typical"):
+        for drafts, settings in ((None, sampling), (draft, sampling), (None, penalised)):
+            window = (logits, ids, chains if rule == "block" else parents, num_nodes)
+            results += op(*window, settings, draft_logits=drafts, rule=rule, backend=backend)
+    return results
 
 
 def _sample(op: Callable, backend: str, device: str) -> list[Tensor]:

@@ -48,12 +48,13 @@ class Drafter(Protocol):
 
 
 def make_drafter(config: SpeculativeConfig, eos_token_ids: frozenset[int]) -> Drafter:
+    """The drafter of one run; rule `block` gets chains."""
     if config.method == "none":
         return NoDrafter()
     return NgramDrafter(
         min_n=config.prompt_lookup_min,
         max_n=config.prompt_lookup_max,
-        num_matches=config.prompt_lookup_matches,
+        num_matches=1 if config.rule == "block" else config.prompt_lookup_matches,
         max_draft=config.num_speculative_tokens or config.max_speculative_tokens,
         eos_token_ids=eos_token_ids,
     )

@@ -20,20 +20,17 @@ from specdec_kernels.cache import RaggedKV
 from specdec_kernels.decoding.controller import Controller
 from specdec_kernels.decoding.loop import Loop
 from specdec_kernels.decoding.rows import Rows
-from specdec_kernels.decoding.verify import KernelVerifier, Verifier, WalkVerifier
+from specdec_kernels.decoding.verify import Verifier, WalkVerifier
 from specdec_kernels.drafting import make_drafter
 from specdec_kernels.hf.attention import UnsupportedModelError, Window
 from specdec_kernels.hf.cache import RaggedCache
-from specdec_kernels.hf.processors import (
-    kernel_parameters,
-    make_sampling,
-    of_unknown_state,
-    per_row,
-    row_seeds,
-)
+from specdec_kernels.hf.processors import of_unknown_state
+from specdec_kernels.hf.seeds import generator_state
 from specdec_kernels.hf.support import cache_argument, why_plain
+from specdec_kernels.hf.text import PaddedText
+from specdec_kernels.hf.verifier import kernel_verifier, walk
+from specdec_kernels.hf.walk import Walk
 from specdec_kernels.metrics import Metrics
-from specdec_kernels.ops.sample import sample
 from specdec_kernels.tree import DraftTree
 
 if TYPE_CHECKING:
@@ -60,8 +57,11 @@ def generate(
     reason = engine.unsupported or why_plain(
         model, method, input_ids, processors, unsafe, criteria, config, options
     )
+    if not reason and config.do_sample and engine.config.rng == "torch" and len(input_ids) > 1:
+        reason = "rng='torch' with more than one row"
     if reason:
         raise PlainDecoding(reason)
+    restore_generator = None if engine.proven else generator_state(input_ids.device)
     run = Run(engine, model, input_ids, processors, criteria, config, options)
     try:
         run.prefill()
@@ -69,6 +69,8 @@ def generate(
     except Exception as error:
         if not isinstance(error, UnsupportedModelError) or engine.proven:
             run.end_stream()
+        elif restore_generator is not None:
+            restore_generator()
         raise
     run.end_stream()
     return run.output()
@@ -93,10 +95,9 @@ class Run:
         self.criteria = StoppingCriteriaList(
             c for c in criteria if type(c) not in (MaxLengthCriteria, EosTokenCriteria)
         )
-        self.scores: list[list[Tensor]] = [[] for _ in range(len(input_ids))]
-        self.logits: list[list[Tensor]] = [[] for _ in range(len(input_ids))]
-        self.padded = input_ids.tolist()
         self.rows = self._rows(criteria)
+        self.text = PaddedText(input_ids, self.rows)
+        self.walk: Walk | None = None
         self.verifier = self._verifier(processors)
 
     def _rows(self, criteria: StoppingCriteriaList) -> Rows:
@@ -117,7 +118,7 @@ class Run:
         self.max_positions = limit
         ends = [c.eos_token_id.tolist() for c in criteria if type(c) is EosTokenCriteria]
         return Rows(
-            [row[width - n :] for row, n in zip(self.padded, lens, strict=True)],
+            [row[width - n :] for row, n in zip(self.input_ids.tolist(), lens, strict=True)],
             min(lengths, default=self.config.max_length) - width,
             frozenset(token for tokens in ends for token in tokens),
             self.input_ids.device,
@@ -126,18 +127,12 @@ class Run:
         )
 
     def _verifier(self, processors: LogitsProcessorList) -> Verifier:
-        batch, device = len(self.rows), self.input_ids.device
-        self.keeps_scores = self.config.return_dict_in_generate and (
-            self.config.output_scores or self.config.output_logits
-        )
-        sampled = self.config.do_sample
-        parameters = kernel_parameters(processors) if sampled else ({} if not processors else None)
-        seeds = row_seeds(self.engine.config.seed, batch) if sampled else []
-        if parameters is not None and not self.keeps_scores:
-            return KernelVerifier(make_sampling(seeds, device, **parameters) if sampled else None)
-        self.processors = per_row(processors, batch)
-        self.samplings = [make_sampling([seed], device) for seed in seeds]
-        return WalkVerifier(self._pick)
+        vocab = self.model.config.get_text_config().vocab_size
+        by_kernel = kernel_verifier(self.engine, processors, self.config, self.text, vocab)
+        if by_kernel is not None:
+            return by_kernel
+        self.walk = walk(self.engine.config, processors, self.config, self.text)
+        return WalkVerifier(self.walk.pick)
 
     def prefill(self) -> None:
         started = time.perf_counter()
@@ -212,23 +207,9 @@ class Run:
         self._release_held()
         return logits
 
-    def _pick(self, b: int, logits: Tensor) -> int:
-        """One plain decoding step of row b: processors on its true prefix, then the choice."""
-        raw = logits[None].to(torch.float32, copy=True)
-        ids = torch.tensor([self.padded[b] + self.rows.new[b]], device=self.input_ids.device)
-        scores = self.processors[b](ids, raw.clone())
-        if self.keeps_scores:
-            self.scores[b].append(scores)
-            self.logits[b].append(raw)
-        if not self.config.do_sample:
-            return int(scores.argmax(-1))
-        position = torch.tensor([self.rows.length(b)], device=scores.device)
-        return int(sample(scores, self.samplings[b]._replace(position=position)))
-
     def _should_stop(self, b: int, new: list[int]) -> bool:
-        ids = torch.tensor([self.padded[b] + new], device=self.input_ids.device)
-        scores = tuple(self.scores[b]) if self.config.output_scores else None
-        return bool(self.criteria(ids, scores).all())
+        scores = self.walk.scores[b] if self.walk is not None and self.walk.keeps_scores else None
+        return bool(self.criteria(self.text.ids([b]), scores and tuple(scores)).all())
 
     def _on_token(self, b: int, token: int, drafted: bool) -> None:
         if self.held is not None:
@@ -259,25 +240,14 @@ class Run:
         sequences = torch.tensor(
             [
                 prompt + new + [fill] * (longest - len(new))
-                for prompt, new in zip(self.padded, self.rows.new, strict=True)
+                for prompt, new in zip(self.text.prompts, self.rows.new, strict=True)
             ],
             device=self.input_ids.device,
         )
         if not self.config.return_dict_in_generate:
             return sequences
-        return GenerateDecoderOnlyOutput(
-            sequences=sequences,
-            scores=self._stacked(self.scores) if self.config.output_scores else None,
-            logits=self._stacked(self.logits) if self.config.output_logits else None,
-        )
-
-    def _stacked(self, kept: list[list[Tensor]]) -> tuple[Tensor, ...]:
-        """One [B, V] tensor per step; rows that had finished by then hold -inf."""
-        empty = torch.full_like(kept[0][0], float("-inf"))
-        longest = max(len(row) for row in kept)
-        return tuple(
-            torch.cat([row[t] if t < len(row) else empty for row in kept]) for t in range(longest)
-        )
+        scores, logits = (None, None) if self.walk is None else self.walk.kept()
+        return GenerateDecoderOnlyOutput(sequences=sequences, scores=scores, logits=logits)
 
 
 __all__ = ["PlainDecoding", "UnsupportedModelError", "generate"]

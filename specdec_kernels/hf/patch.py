@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 import threading
 import warnings
 import weakref
@@ -22,10 +23,12 @@ from specdec_kernels.config import SpeculativeConfig
 from specdec_kernels.decoding.controller import AcceptanceModel, CostModel
 from specdec_kernels.hf.attention import Flip, UnsupportedModelError, Window
 from specdec_kernels.hf.linear import LinearFlip
+from specdec_kernels.hf.penalties import with_penalties
 from specdec_kernels.hf.support import support, unwrap
 from specdec_kernels.metrics import Metrics
 
 METHODS = ("_sample", "_beam_search", "_assisted_decoding")
+INSIDE = ("specdec_kernels.", "transformers.", "torch.")
 
 
 class Engine:
@@ -62,9 +65,21 @@ class Engine:
 
     def warn_plain(self, reason: str) -> None:
         """Says once per reason that a call runs plain."""
-        if reason not in self.warned:
-            self.warned.add(reason)
-            warnings.warn(f"specdec_kernels: plain decoding: {reason}", stacklevel=6)
+        self.warn(f"plain decoding: {reason}")
+
+    def warn(self, text: str) -> None:
+        """Says it once."""
+        if text not in self.warned:
+            self.warned.add(text)
+            warnings.warn(f"specdec_kernels: {text}", stacklevel=_level_of_the_caller())
+
+
+def _level_of_the_caller() -> int:
+    """The stacklevel, seen from the function that warns, of the code that called `generate`."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(INSIDE):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 _engines: weakref.WeakKeyDictionary[PreTrainedModel, Engine] = weakref.WeakKeyDictionary()
@@ -173,6 +188,7 @@ def _dispatcher(name: str, original: Callable) -> Callable:
             return plain()
         from specdec_kernels.hf.generate import PlainDecoding, generate
 
+        logits_processor = with_penalties(logits_processor, generation_config, input_ids.shape[1])
         try:
             return generate(
                 engine,

@@ -26,7 +26,7 @@ def expect(
     """
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{op}: expected {name} as a tensor [{shape}], got {type(tensor).__name__}")
-    letters = [part.strip() for part in shape.split(",")]
+    letters = _letters(shape)
     got = list(tensor.shape)
     matches = len(letters) == len(got)
     if matches:
@@ -45,6 +45,16 @@ def expect(
         )
     if like is not None and tensor.device != like.device:
         raise TypeError(f"{op}: expected {name} on {like.device}, got {tensor.device}")
+
+
+_known_shapes: dict[str, list[str]] = {}
+
+
+def _letters(shape: str) -> list[str]:
+    letters = _known_shapes.get(shape)
+    if letters is None:
+        letters = _known_shapes[shape] = [part.strip() for part in shape.split(",")]
+    return letters
 
 
 def expect_no_grad(op: str, *tensors: Tensor | None) -> None:

@@ -266,6 +266,8 @@ def test_one_warning_per_reason(inputs):
             new_tokens(model, inputs, max_new_tokens=3)
     ours = [str(w.message) for w in caught if "specdec_kernels" in str(w.message)]
     assert len(ours) == 2 and "beam" in ours[0] and "use_cache" in ours[1]
+    places = [w.filename for w in caught if "specdec_kernels" in str(w.message)]
+    assert places == [new_tokens.__code__.co_filename] * 2  # where generate was called
     sdk.unpatch(model)
 
 

@@ -1,40 +1,47 @@
-"""Logits processors, stopping criteria, scores: what plain generate computes, at every token."""
+"""Logits processors under drafts that hold, fail or go wrong at one token: the text of plain."""
 
-import math
-import warnings
+import functools
 
 import pytest
 import torch
+import transformers
 from tiny import (
     VOCAB,
     accelerated,
     batch,
-    char_tokenizer,
     fresh,
     future_of,
     lookup_rows,
     new_tokens,
     use_drafter,
+    wrong,
 )
 from transformers import (
-    EosTokenCriteria,
     LogitsProcessor,
-    MaxLengthCriteria,
     MinLengthLogitsProcessor,
-    StoppingCriteria,
+    RepetitionPenaltyLogitsProcessor,
+    TopKLogitsWarper,
 )
 
 import specdec_kernels as sdk
 
+NEW, K = 32, 6
+VERSION = int(transformers.__version__.split(".")[0])
 
-@pytest.fixture(scope="module")
+
+@functools.cache
 def model():
     return fresh("phi3")
 
 
-@pytest.fixture(scope="module")
-def rows(model):
-    return lookup_rows(model)
+@functools.cache
+def rows():
+    return lookup_rows(model())
+
+
+@functools.cache
+def unprocessed(size):
+    return new_tokens(model(), batch(rows()[:size]), max_new_tokens=NEW)
 
 
 class DoubleLast(LogitsProcessor):
@@ -42,7 +49,11 @@ class DoubleLast(LogitsProcessor):
 
     specdec_stateless = True
 
+    def __init__(self):
+        self.shapes = []
+
     def __call__(self, input_ids, scores):
+        self.shapes.append(tuple(input_ids.shape))
         scores = scores.clone()
         scores[torch.arange(len(scores)), input_ids[:, -1]] *= 1.5
         return scores
@@ -61,236 +72,200 @@ class Counting(LogitsProcessor):
         return scores
 
 
-def top(text, n=0):
-    """Some frequent token of a text."""
+def top(n=0):
+    """Some frequent token of the text."""
+    text = unprocessed(1)[0]
     return sorted(set(text), key=text.count)[-1 - n]
 
 
-def settings(text):
+def settings(name, size):
+    text, width = unprocessed(1)[0], max(map(len, rows()[:size]))
+    eos = text[4]
     return {
-        "repetition_penalty": dict(repetition_penalty=1.7),
-        "no_repeat_ngram_size": dict(no_repeat_ngram_size=2),
-        "bad_words": dict(bad_words_ids=[[top(text)], text[3:5]]),
-        "suppress": dict(suppress_tokens=[top(text), top(text, 1)]),
-        "begin_suppress": dict(begin_suppress_tokens=[text[0]]),
-        "sequence_bias": dict(sequence_bias={(top(text),): -100.0, tuple(text[1:3]): 3.0}),
-        "min_new_tokens": dict(min_new_tokens=10, eos_token_id=text[4]),
-        "min_length": dict(min_length=70, eos_token_id=text[4]),
-        "forced_eos": dict(forced_eos_token_id=7),
-        "decay": dict(exponential_decay_length_penalty=(12, 1.4), eos_token_id=9),
-        "remove_invalid": dict(remove_invalid_values=True),
-        "own": dict(logits_processor=[DoubleLast()]),
-        "user_min_length": dict(
-            logits_processor=[MinLengthLogitsProcessor(66, 9)], min_new_tokens=5, eos_token_id=9
+        "repetition_penalty": lambda: dict(repetition_penalty=1.7),
+        "rewarded_repetition": lambda: dict(repetition_penalty=0.8),
+        "ignored_prompt": lambda: dict(
+            logits_processor=[RepetitionPenaltyLogitsProcessor(1.7, prompt_ignore_length=width)]
         ),
-        "several": dict(repetition_penalty=1.2, bad_words_ids=[text[:2]], no_repeat_ngram_size=4),
-    }
+        "ignored_text": lambda: dict(
+            logits_processor=[RepetitionPenaltyLogitsProcessor(1.7, prompt_ignore_length=width + 9)]
+        ),
+        "penalty_with_padding": lambda: dict(
+            logits_processor=[RepetitionPenaltyLogitsProcessor(1.7)]
+        ),
+        "no_repeat_ngram_size": lambda: dict(no_repeat_ngram_size=2),
+        "bad_word": lambda: dict(bad_words_ids=[[top()], [top(1)]]),
+        "bad_words": lambda: dict(bad_words_ids=[[top()], text[3:5]]),
+        "suppress": lambda: dict(suppress_tokens=[top(), top(1), -1]),
+        "begin_suppress": lambda: dict(begin_suppress_tokens=[text[0]]),
+        "token_bias": lambda: dict(sequence_bias={(top(),): -100.0, (top(1),): 2.5}),
+        "sequence_bias": lambda: dict(sequence_bias={(top(),): -100.0, tuple(text[1:3]): 3.0}),
+        "min_new_tokens": lambda: dict(min_new_tokens=10, eos_token_id=eos),
+        "min_length": lambda: dict(min_length=width + 10, eos_token_id=eos),
+        "forced_eos": lambda: dict(forced_eos_token_id=7),
+        "decay": lambda: dict(exponential_decay_length_penalty=(12, 1.4), eos_token_id=9),
+        "remove_invalid": lambda: dict(remove_invalid_values=True),
+        "own": lambda: dict(logits_processor=[DoubleLast()]),
+        "user_min_length": lambda: dict(
+            logits_processor=[MinLengthLogitsProcessor(width + 6, 9)],
+            min_new_tokens=5,
+            eos_token_id=9,
+        ),
+        "warper_of_the_caller": lambda: dict(logits_processor=[TopKLogitsWarper(3)]),
+        "in_the_kernel": lambda: dict(
+            repetition_penalty=1.3, sequence_bias={(top(),): -3.0}, suppress_tokens=[top(1)]
+        ),
+        "on_the_walk": lambda: dict(
+            repetition_penalty=1.2, bad_words_ids=[text[:2]], no_repeat_ngram_size=4
+        ),
+    }[name]()
 
 
-@pytest.fixture(scope="module")
-def unprocessed(model, rows):
-    return {size: new_tokens(model, batch(rows[:size])) for size in (1, 3)}
+IN_KERNEL = [
+    "repetition_penalty",
+    "rewarded_repetition",
+    "ignored_prompt",
+    "penalty_with_padding",
+    "bad_word",
+    "suppress",
+    "token_bias",
+    "in_the_kernel",
+]
+ON_THE_WALK = [
+    "ignored_text",
+    "no_repeat_ngram_size",
+    "bad_words",
+    "begin_suppress",
+    "sequence_bias",
+    "min_new_tokens",
+    "min_length",
+    "forced_eos",
+    "decay",
+    "remove_invalid",
+    "own",
+    "user_min_length",
+    "warper_of_the_caller",
+    "on_the_walk",
+]
+CHANGES_NOTHING = ("remove_invalid", "user_min_length", "own", "warper_of_the_caller")
 
 
-@pytest.mark.parametrize("name", settings([1, 2, 3, 4, 5, 6]))
+@functools.cache
+def plain(name, size):
+    return new_tokens(model(), batch(rows()[:size]), max_new_tokens=NEW, **settings(name, size))
+
+
+def holds(future, b, text):
+    return future(b, text)[:K]
+
+
+def fails(future, b, text):
+    """Wrong, but for two right tokens at every fifth length."""
+    true = future(b, text)
+    return true[:2] if len(text) % 5 == 0 else [wrong(t) for t in true[:K]]
+
+
+def third_is_wrong(future, b, text):
+    return [wrong(t) if i == 2 else t for i, t in enumerate(future(b, text)[:K])]
+
+
+def assert_exercised(drafts, metrics, drafter):
+    """What was drafted and accepted is what the drafter is named for."""
+    deepest = max(max(sizes) for sizes in drafter.sizes)
+    assert deepest == K and metrics.num_drafts > 0
+    if drafts is holds:
+        assert metrics.acceptance_rate == 1.0 and metrics.accepted_per_position[K - 1] > 0
+    elif drafts is fails:
+        assert metrics.acceptance_rate < 0.3 and len(metrics.accepted_per_position) <= 2
+    else:
+        assert len(metrics.accepted_per_position) == 2
+        whole = [n for step in drafter.sizes for n in step if n > 2]
+        assert metrics.accepted_per_position[1] >= len(whole)
+
+
+@pytest.mark.parametrize("drafts", [holds, fails, third_is_wrong], ids=lambda d: d.__name__)
 @pytest.mark.parametrize("size", [1, 3])
-def test_processors_equal_plain(model, rows, unprocessed, name, size):
+@pytest.mark.parametrize("name", [*IN_KERNEL, *ON_THE_WALK])
+def test_greedy_equals_plain(name, size, drafts, monkeypatch):
     """A25, D05."""
-    inputs = batch(rows[:size])
-    options = settings(unprocessed[1][0])[name]
-    expected = new_tokens(model, inputs, **options)
-    with accelerated(model, num_speculative_tokens=8) as metrics:
-        assert new_tokens(model, inputs, **options) == expected
+    expected, chosen = plain(name, size), rows()[:size]
+    eos = settings(name, size).get("eos_token_id")
+    future = future_of(chosen, [t[: t.index(eos) + 1] if eos in t else t for t in expected])
+    drafter = use_drafter(monkeypatch, lambda b, text: [drafts(future, b, text)])
+    if name in IN_KERNEL:
+        monkeypatch.delattr("specdec_kernels.hf.generate.WalkVerifier")
+    else:
+        monkeypatch.delattr("specdec_kernels.hf.verifier.KernelVerifier")
+    options = dict(max_new_tokens=NEW, **settings(name, size))
+    with accelerated(model(), num_speculative_tokens=K) as metrics:
+        assert new_tokens(model(), batch(chosen), **options) == expected
+    assert_exercised(drafts, metrics, drafter)
+    if name not in CHANGES_NOTHING:
+        assert expected != unprocessed(size)
+
+
+@pytest.mark.parametrize("name", ["repetition_penalty", "in_the_kernel", "on_the_walk", "own"])
+def test_lookups_equal_plain(name):
+    with accelerated(model(), num_speculative_tokens=8) as metrics:
+        out = new_tokens(model(), batch(rows()), max_new_tokens=NEW, **settings(name, 3))
+    assert out == plain(name, 3)
     assert metrics.num_draft_tokens > 0
-    if name not in ("repetition_penalty", "no_repeat_ngram_size", "several"):
-        assert metrics.num_accepted_tokens > 0
-    if name not in ("remove_invalid", "user_min_length", "own"):
-        assert expected != unprocessed[size]  # the setting did something
 
 
-def test_a_processor_with_state_is_called_as_plain_calls_it(model, rows):
+@pytest.mark.skipif(VERSION < 5, reason="lengths per row came with transformers 5")
+@pytest.mark.parametrize("lengths", [(60, 63, 66), (60, 63, 99)])
+def test_ignored_prompts_of_different_lengths(lengths, monkeypatch):
+    """In the kernel while the prompts end behind them, else cut to the rows that walk."""
+    chosen = rows()
+    own = RepetitionPenaltyLogitsProcessor(1.7, prompt_ignore_length=torch.tensor(lengths))
+    options = dict(logits_processor=[own], max_new_tokens=NEW)
+    expected = new_tokens(model(), batch(chosen), **options)
+    future = future_of(chosen, expected)
+    use_drafter(monkeypatch, lambda b, text: [third_is_wrong(future, b, text)[: 2 + b]])
+    with accelerated(model(), num_speculative_tokens=K) as metrics:
+        assert new_tokens(model(), batch(chosen), **options) == expected
+    assert metrics.num_accepted_tokens > 0
+
+
+@pytest.mark.parametrize("drafts", [holds, fails, third_is_wrong], ids=lambda d: d.__name__)
+def test_a_processor_with_state_is_called_as_plain_calls_it(drafts, monkeypatch):
     """C20, D12: once per emitted token, in order, on the true prefix."""
-    inputs = batch(rows[2:])
-    plain, ours = Counting(), Counting()
-    expected = new_tokens(model, inputs, logits_processor=[plain])
-    with accelerated(model, num_speculative_tokens=8) as metrics:
-        assert new_tokens(model, inputs, logits_processor=[ours]) == expected
-    assert metrics.num_accepted_tokens > 0
-    assert ours.seen == plain.seen
+    chosen = rows()[2:]
+    theirs, ours = Counting(), Counting()
+    options = dict(max_new_tokens=NEW)
+    expected = new_tokens(model(), batch(chosen), logits_processor=[theirs], **options)
+    future = future_of(chosen, expected)
+    drafter = use_drafter(monkeypatch, lambda b, text: [drafts(future, b, text)])
+    with accelerated(model(), num_speculative_tokens=K) as metrics:
+        assert new_tokens(model(), batch(chosen), logits_processor=[ours], **options) == expected
+    assert_exercised(drafts, metrics, drafter)
+    assert ours.seen == theirs.seen
 
 
-def test_a_processor_with_state_and_several_rows_runs_plain(model, rows):
-    inputs = batch(rows)
-    expected = new_tokens(model, inputs, logits_processor=[Counting()])
-    sdk.patch(model)
+def test_a_processor_with_state_and_several_rows_runs_plain():
+    inputs = batch(rows())
+    expected = new_tokens(model(), inputs, logits_processor=[Counting()])
+    sdk.patch(model())
     with pytest.warns(UserWarning, match="keep state across rows: Counting"):
-        assert new_tokens(model, inputs, logits_processor=[Counting()]) == expected
-    sdk.unpatch(model)
+        assert new_tokens(model(), inputs, logits_processor=[Counting()]) == expected
+    sdk.unpatch(model())
 
 
-class Machine(LogitsProcessor):
-    """A grammar that allows one path, known by the prefix, and ends in the middle of a block."""
-
-    def __init__(self, start, path):
-        self.start, self.path = start, path
-
-    def __call__(self, input_ids, scores):
-        allowed = self.path[min(input_ids.shape[1] - self.start, len(self.path) - 1)]
-        blocked = torch.full_like(scores, -math.inf)
-        blocked[:, allowed] = scores[:, allowed]
-        return blocked
-
-
-def test_grammars(model, rows, monkeypatch):
-    """D12: one allowed path, by a processor and by prefix_allowed_tokens_fn."""
-    inputs = batch(rows[:1])
-    width = inputs["input_ids"].shape[1]
-    path = [11, 12, 13, 11, 12, 14, 15, 16, 90]
-    drafter = use_drafter(monkeypatch, lambda b, text: [(path + path)[len(text) - width :][:6]])
-    by_function = dict(
-        prefix_allowed_tokens_fn=lambda b, ids: [path[min(len(ids) - width, len(path) - 1)]]
-    )
-    for options in (dict(logits_processor=[Machine(width, path)]), by_function):
-        expected = new_tokens(model, inputs, eos_token_id=90, **options)
-        assert expected == [path]
-        with accelerated(model, num_speculative_tokens=6) as metrics:
-            assert new_tokens(model, inputs, eos_token_id=90, **options) == expected
-        assert metrics.num_steps == 2 and drafter.sizes
-
-
-@pytest.mark.parametrize("size", [1, 3])
-def test_scores_and_logits_equal_plain(model, rows, size, monkeypatch):
-    """A28: same number, same values, logits untouched by processors."""
-    inputs = batch(rows[:size])
-    options = dict(
-        max_new_tokens=24,
-        do_sample=False,
-        return_dict_in_generate=True,
-        output_scores=True,
-        output_logits=True,
-        repetition_penalty=1.2,
-        eos_token_id=new_tokens(model, batch(rows[:1]), repetition_penalty=1.2)[0][13],
-    )
-    expected = model.generate(**inputs, **options)
-    width = inputs["input_ids"].shape[1]
-    future = future_of(rows[:size], expected.sequences[:, width:].tolist())
-    use_drafter(monkeypatch, lambda b, text: [[*future(b, text)[:3], 5]])
-    with accelerated(model, num_speculative_tokens=4) as metrics:
-        got = model.generate(**inputs, **options)
-    assert 0 < metrics.num_accepted_tokens < metrics.num_draft_tokens
-    assert torch.equal(got.sequences, expected.sequences)
-    pads = expected.sequences[:, width:] == 0
-    for name in ("scores", "logits"):
-        ours, theirs = got[name], expected[name]
-        assert len(ours) == len(theirs) == expected.sequences.shape[1] - width
-        for t, (a, b) in enumerate(zip(ours, theirs, strict=True)):
-            kept = ~pads[:, t]
-            assert a.shape == b.shape and a.dtype == b.dtype
-            torch.testing.assert_close(a[kept], b[kept], atol=1e-5 * b.abs().max(), rtol=0)
-
-
-@pytest.mark.parametrize(
-    "asked", [dict(), dict(output_scores=True), dict(output_logits=True)], ids=str
-)
-def test_only_what_was_asked_for_is_returned(model, rows, asked):
-    options = dict(max_new_tokens=4, return_dict_in_generate=True, do_sample=False, **asked)
-    expected = model.generate(**batch(rows), **options)
-    with accelerated(model):
-        got = model.generate(**batch(rows), **options)
-    assert type(got) is type(expected)
-    assert torch.equal(got.sequences, expected.sequences)
-    for name in ("scores", "logits", "attentions", "hidden_states"):
-        assert (got.get(name) is None) == (expected.get(name) is None)
-
-
-class StopsAt(StoppingCriteria):
-    def __init__(self, token):
-        self.token = token
-
-    def __call__(self, input_ids, scores, **kwargs):
-        return input_ids[:, -1] == self.token
-
-
-def test_own_stopping_criteria(model, rows):
-    """At batch 1 after every accepted token, so also in the middle of a block."""
-    inputs = batch(rows[:1])
-    text = new_tokens(model, inputs)[0]
-    with accelerated(model, num_speculative_tokens=8) as metrics:
-        for token in sorted(set(text)):
-            got = new_tokens(model, inputs, stopping_criteria=[StopsAt(token)])
-            assert got == [text[: text.index(token) + 1]]
-    assert metrics.num_accepted_tokens > 0
-
-
-def test_own_stopping_criteria_with_several_rows_run_plain(model, rows):
-    options = dict(stopping_criteria=[StopsAt(5)], eos_token_id=7)
-    expected = new_tokens(model, batch(rows), **options)
-    sdk.patch(model)
-    with pytest.warns(UserWarning, match="stopping criteria.*StopsAt"):
-        assert new_tokens(model, batch(rows), **options) == expected
-    sdk.unpatch(model)
-
-
-class HalfLength(MaxLengthCriteria):
-    def __call__(self, input_ids, scores, **kwargs):
-        return torch.full((len(input_ids),), input_ids.shape[1] >= self.max_length // 2)
-
-
-def test_built_in_criteria_of_the_callers_own(model, rows):
-    """Taken from the list that was passed, not from the generation config."""
-    inputs = batch(rows)
-    width = inputs["input_ids"].shape[1]
-    text = new_tokens(model, inputs)[0]
-    for criterion in (EosTokenCriteria(text[5]), MaxLengthCriteria(width + 9)):
-        expected = new_tokens(model, inputs, stopping_criteria=[criterion])
-        with accelerated(model, num_speculative_tokens=8):
-            assert new_tokens(model, inputs, stopping_criteria=[criterion]) == expected
-    own = HalfLength(2 * (width + 9))
-    expected = new_tokens(model, batch(rows[2:]), stopping_criteria=[own])
-    with warnings.catch_warnings(), sdk.patched(model):
-        warnings.simplefilter("ignore")
-        assert new_tokens(model, batch(rows[2:]), stopping_criteria=[own]) == expected
-
-
-@pytest.mark.parametrize("size", [1, 3])
-@pytest.mark.parametrize("eos", [None, 95])
-def test_stop_strings(model, rows, size, eos):
-    """Strings of two and three tokens; without an EOS, plain never pads the rows that stopped."""
-    tokenizer = char_tokenizer()
-    inputs = batch(rows[:size])
-    texts = new_tokens(model, inputs)
-    stops = [tokenizer.decode(texts[0][7:10]), tokenizer.decode(texts[-1][12:14])]
-    options = dict(stop_strings=stops, tokenizer=tokenizer, eos_token_id=eos)
-    expected = new_tokens(model, inputs, **options)
-    assert len(expected[0]) < 48 or size == 3
-    with warnings.catch_warnings(), sdk.patched(model, num_speculative_tokens=8) as _:
-        if eos is not None or size == 1:
-            warnings.filterwarnings("error", message="specdec_kernels")
+def test_rows_of_one_length_are_processed_together(monkeypatch):
+    """One call per level and length; rows of which more was accepted are called apart."""
+    expected, chosen = plain("own", 3), rows()
+    future = future_of(chosen, expected)
+    for lengths in ((4, 4, 4), (4, 1, 4)):
+        own = DoubleLast()
+        use_drafter(monkeypatch, lambda b, text, n=lengths: [future(b, text)[: n[b]]])
+        with accelerated(model(), num_speculative_tokens=K):
+            options = dict(logits_processor=[own], max_new_tokens=11)
+            assert new_tokens(model(), batch(chosen), **options) == [t[:11] for t in expected]
+        start = max(map(len, rows()))
+        if lengths[1] == 4:
+            assert own.shapes == [(3, start + t) for t in range(11)]
         else:
-            warnings.simplefilter("ignore")
-        assert new_tokens(model, inputs, **options) == expected
-
-
-def test_max_time_stops(model, rows):
-    with accelerated(model):
-        assert 1 <= len(new_tokens(model, batch(rows), max_time=0.0)[0]) < 48
-
-
-def test_stops_inside_a_block_of_accepted_tokens(model, rows, monkeypatch):
-    """With a drafter that is always right, so that every stop falls into a block."""
-    inputs = batch(rows[:1])
-    prompts = rows[:1]
-    texts = new_tokens(model, inputs)
-    use_drafter(monkeypatch, lambda b, text: [future_of(prompts, texts)(b, text)[:6]])
-    tokenizer = char_tokenizer()
-    for at in range(1, 14):
-        token = texts[0][at]
-        kept = texts[0][: texts[0].index(token) + 1]
-        for options in (
-            dict(stopping_criteria=[StopsAt(token)]),
-            dict(stop_strings=[tokenizer.decode([token])], tokenizer=tokenizer),
-            dict(eos_token_id=[token, 0]),
-        ):
-            with accelerated(model, num_speculative_tokens=6) as metrics:
-                assert new_tokens(model, inputs, **options) == [kept]
-            assert metrics.num_new_tokens == len(kept)
+            assert own.shapes[:6] == [(3, start + t) for t in range(3)] + [
+                (2, start + t) for t in range(3, 6)
+            ]
+            assert sum(n for n, _ in own.shapes) == 3 * 11

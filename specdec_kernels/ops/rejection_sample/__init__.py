@@ -9,13 +9,20 @@ from specdec_kernels import native
 from specdec_kernels.dispatch import register
 from specdec_kernels.ops._checks import FLOATS, expect, expect_no_grad
 from specdec_kernels.ops.rejection_sample import reference
-from specdec_kernels.ops.sample import dense_rows, expect_sampling, expect_vocabulary
+from specdec_kernels.ops.sample import (
+    SAMPLING_SCHEMA,
+    contiguous_sampling,
+    dense_rows,
+    expect_sampling,
+    expect_vocabulary,
+)
 from specdec_kernels.ops.verify_greedy import expect_window, new_acceptance
 from specdec_kernels.tree import Acceptance, SamplingParams
 
-__all__ = ["RULES", "rejection_sample"]
+__all__ = ["RULES", "block_position", "rejection_sample"]
 
-RULES = ("coupled", "token")
+RULES = ("auto", "coupled", "token", "recursive", "block", "typical")
+NATIVE_RULES = ("coupled", "recursive", "block", "typical")  # enum class Rule
 
 
 def rejection_sample(
@@ -28,30 +35,44 @@ def rejection_sample(
     draft_logits: Tensor | None = None,
     draft_vocab_map: Tensor | None = None,
     rule: str,
+    posterior_threshold: float = 0.09,
+    posterior_alpha: float = 0.3,
     backend: str | None = None,
 ) -> Acceptance:
     """Verifies a drafted window against raw target logits under the row's sampling settings.
 
-    Rule `coupled`: the target token of each node is what `sample` draws there with the same seed
-    and position; a child is accepted when it equals it. The text is that of undrafted sampling.
+    All rules but `typical` emit exactly the target's distribution, p below:
 
-    Rule `token`: a child drawn from q is accepted with min(1, p/q), else the recovered token comes
-    from norm(max(p - q, 0)) (Leviathan et al. 2023). Without `draft_logits` q is one-hot: siblings
-    are tried in slot order, each against the target without those already rejected.
+    - `coupled`: the target token of each node is what `sample` draws there with the same seed and
+      position; a child is accepted when it equals it. The text is that of undrafted sampling.
+    - `token`: a child drawn from q is accepted with min(1, p/q), else the recovered token comes
+      from norm(max(p - q, 0)) (Leviathan et al. 2023). Chains.
+    - `recursive`: the same for siblings drawn without replacement, in slot order: each is held
+      against what the rejected ones left, p <- norm(max(p - q, 0)), q without the tried token
+      (Jeon et al. 2024). On chains it is `token`.
+    - `block`: a chain is accepted as a whole, which keeps more (Sun et al. 2024). Its random
+      numbers, and those of its drafts, must be counted by `step`: draw the draft of depth i with
+      position `block_position(step, i)`. Chains.
+    - `typical`: lossy. A child stands when p > min(posterior_threshold, posterior_alpha
+      exp(-entropy of p)); the deepest node that stands is kept (Cai et al., Medusa, 2024).
+    - `auto`: `coupled` without draft_logits, else `recursive`.
+
+    Without `draft_logits` q is one-hot: the drafts are taken for deterministic.
 
     The rows follow `sample` in everything: processing order, ties, NaN, infinities. A draft token
     of probability 0 or outside the vocabulary is never accepted; an empty residual samples the
-    target. A NaN or empty draft row rejects its child and sets the status.
+    target. A NaN or empty draft row rejects its children and sets the status.
 
     Args:
         target_logits: raw target logits [B, T, V], fp32, bf16 or fp16.
         draft_token_ids, parents, num_nodes: the verify window, int64 [B, T], int32 [B, T] and
             int32 [B].
         sampling: one value per row; `position` is that of the token decided at the root.
-        draft_logits: [B, T, Vd]; row i are the logits whose softmax slot i's child was drawn from.
-            Chains only; not read under `coupled`.
+        draft_logits: [B, T, Vd]; row i are the logits whose softmax slot i's children were drawn
+            from. Not read under `coupled` and `typical`.
         draft_vocab_map: target id of each draft id, distinct, int64 [Vd]; None means equal ids.
-        rule: "coupled" or "token".
+        rule: one of RULES.
+        posterior_threshold, posterior_alpha: see `typical`.
         backend: reference or cpu; None picks.
 
     Raises:
@@ -70,7 +91,7 @@ def rejection_sample(
     expect(op, "target_logits", target_logits, "B, T, V", FLOATS, sizes)
     expect_vocabulary(op, target_logits)
     expect_window(op, draft_token_ids, parents, num_nodes, sizes, target_logits)
-    expect_sampling(op, sampling, "B", sizes, target_logits)
+    expect_sampling(op, sampling, "B, T", sizes, target_logits)
     if draft_vocab_map is not None and draft_logits is None:
         raise ValueError(f"{op}: expected draft_logits with draft_vocab_map, got None")
     if draft_logits is not None:
@@ -81,39 +102,59 @@ def rejection_sample(
         like = target_logits
         expect(op, "draft_vocab_map", draft_vocab_map, "Vd", (torch.int64,), sizes, like)
     expect_no_grad(op, target_logits, draft_logits)
+    if rule in ("coupled", "typical"):
+        draft_logits = draft_vocab_map = None
     outputs = _op(
         dense_rows(target_logits),
         draft_token_ids,
         parents,
         num_nodes,
-        *sampling[:6],
-        None if rule == "coupled" else draft_logits,
-        None if rule == "coupled" else draft_vocab_map,
+        *sampling,
+        draft_logits,
+        draft_vocab_map,
         rule,
+        posterior_threshold,
+        posterior_alpha,
         backend=backend or "",
     )
     return Acceptance(*outputs)
 
 
-def _cpu(
-    target_logits, draft_token_ids, parents, num_nodes, temperature, top_k, top_p, min_p, seed,
-    position, draft_logits, draft_vocab_map, rule,
-):  # fmt: skip
-    if draft_logits is not None:
-        reference.expect_chains(parents, num_nodes)
+def block_position(step: Tensor, depth: int) -> Tensor:
+    """The `position` with which a draft for rule `block` is drawn, depth levels below the root."""
+    return step + (depth << 32)
+
+
+def _cpu(target_logits, draft_token_ids, parents, num_nodes, *args):
+    *fields, draft_logits, vocab_map, rule, threshold, alpha = args
+    rule = reference.resolve(rule, draft_logits)
+    valid = reference.valid_slots(num_nodes, parents.shape[1])
+    reference.expect_chains(rule, parents, valid, draft_logits is not None)
     outputs = new_acceptance(draft_token_ids)
     window = [x.contiguous() for x in (draft_token_ids, parents, num_nodes)]
-    params = [x.contiguous() for x in (temperature, top_k, top_p, min_p, seed, position)]
-    vocab_map = None if draft_vocab_map is None else draft_vocab_map.contiguous()
     native.cpu.rejection_sample(
-        target_logits, window, params, draft_logits, vocab_map, rule == "coupled", outputs,
+        target_logits,
+        window,
+        contiguous_sampling(fields),
+        draft_logits,
+        None if vocab_map is None else vocab_map.contiguous(),
+        NATIVE_RULES.index("recursive" if rule == "token" else rule),
+        threshold,
+        alpha,
+        outputs,
         native.num_threads(),
-    )  # fmt: skip
+    )
     return outputs
 
 
-def _reference(*args):
-    return tuple(reference.rejection_sample(*args))
+def _reference(target_logits, draft_token_ids, parents, num_nodes, *args):
+    *fields, draft_logits, vocab_map, rule, threshold, alpha = args
+    window = (target_logits, draft_token_ids, parents, num_nodes)
+    return tuple(
+        reference.rejection_sample(
+            *window, SamplingParams(*fields), draft_logits, vocab_map, rule, threshold, alpha
+        )
+    )
 
 
 def _fake(target_logits, draft_token_ids, *args):
@@ -123,8 +164,8 @@ def _fake(target_logits, draft_token_ids, *args):
 _op = register(
     "rejection_sample",
     "(Tensor target_logits, Tensor draft_token_ids, Tensor parents, Tensor num_nodes, "
-    "Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, Tensor seed, Tensor position, "
-    "Tensor? draft_logits, Tensor? draft_vocab_map, str rule, *, str backend='') "
+    f"{SAMPLING_SCHEMA}, Tensor? draft_logits, Tensor? draft_vocab_map, str rule, "
+    "float posterior_threshold, float posterior_alpha, *, str backend='') "
     "-> (Tensor, Tensor, Tensor, Tensor)",
     {"cpu": _cpu, "reference": _reference},
     _fake,

@@ -1,6 +1,8 @@
-"""Draws one token per logits row: temperature, top-k, top-p, min-p and the noise in one op."""
+"""Draws one token per logits row: penalties, filters and the noise in one op."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -26,12 +28,14 @@ def sample(
 
     The draw is an argmax over logits and Gumbel noise that depends only on the row's seed, its
     position and the token id: the same bits on every backend, in every batch, on any thread count.
-    top_k, top_p and min_p apply in that order; ties at their thresholds are kept. A row with NaN
-    gives its largest finite logit (or token 0), a row of -infinity token 0.
+    Bias, penalties and mask apply first, then the temperature, top_k, top_p and min_p; ties at
+    thresholds are kept. A row with NaN gives its largest finite logit (or token 0), a row of
+    -infinity token 0.
 
     Args:
         logits: raw logits [N, V], fp32, bf16 or fp16.
-        sampling: one value per row, each [N]; `position` is that of the token drawn.
+        sampling: one value per row, each [N]; `position` is that of the token drawn, and
+            `allowed_tokens` is [N, ceil(V / 32)].
         stream: "bonus" for the target's tokens, "draft" for those of a drafter.
         backend: reference or cpu; None picks.
 
@@ -54,7 +58,7 @@ def sample(
     if stream not in STREAMS:
         raise ValueError(f"{op}: expected stream as one of {', '.join(STREAMS)}, got {stream!r}")
     expect_no_grad(op, logits)
-    return _op(dense_rows(logits), *sampling[:6], STREAMS[stream], backend=backend or "")
+    return _op(dense_rows(logits), *sampling, STREAMS[stream], backend=backend or "")
 
 
 def expect_vocabulary(op: str, logits: Tensor) -> None:
@@ -62,34 +66,75 @@ def expect_vocabulary(op: str, logits: Tensor) -> None:
         raise ValueError(f"{op}: expected a vocabulary of at least one token, got none")
 
 
+SAMPLING_SCHEMA = (
+    "Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, Tensor seed, Tensor position, "
+    "Tensor step, Tensor? token_ids, Tensor? token_bias, Tensor? token_counts, "
+    "Tensor? repetition_penalty, Tensor? presence_penalty, Tensor? frequency_penalty, "
+    "Tensor? allowed_tokens"
+)
+_FIELDS = {
+    "temperature": ("{}", torch.float32),
+    "top_k": ("{}", torch.int32),
+    "top_p": ("{}", torch.float32),
+    "min_p": ("{}", torch.float32),
+    "seed": ("{}", torch.int64),
+    "position": ("{}", torch.int64),
+    "step": ("{}", torch.int64),
+    "token_ids": ("{}, H", torch.int64),
+    "token_bias": ("{}, H", torch.float32),
+    "token_counts": ("{}, H", torch.int32),
+    "repetition_penalty": ("{}", torch.float32),
+    "presence_penalty": ("{}", torch.float32),
+    "frequency_penalty": ("{}", torch.float32),
+}
+
+
 def expect_sampling(
-    op: str, sampling: SamplingParams, letter: str, sizes: dict[str, int], like: Tensor
+    op: str, sampling: SamplingParams, rows: str, sizes: dict[str, int], like: Tensor
 ) -> None:
-    """Checks the fields that the ops read (`step` is for block verification)."""
-    dtypes = (torch.float32, torch.int32, torch.float32, torch.float32, torch.int64, torch.int64)
-    for name, value, dtype in zip(sampling._fields[:6], sampling[:6], dtypes, strict=True):
-        expect(op, f"sampling.{name}", value, letter, (dtype,), sizes, like)
+    """Checks every field; `rows` is the shape of the logits without the vocabulary."""
+    letter = rows.split(",")[0]
+    for name, (shape, dtype) in _FIELDS.items():
+        value = getattr(sampling, name)
+        if value is not None or name in SamplingParams._fields[:7]:
+            expect(op, f"sampling.{name}", value, shape.format(letter), (dtype,), sizes, like)
+    for name in ("token_bias", "token_counts"):
+        if getattr(sampling, name) is not None and sampling.token_ids is None:
+            raise ValueError(f"{op}: expected sampling.token_ids with sampling.{name}, got None")
+    allowed = sampling.allowed_tokens
+    if allowed is not None:
+        words = f"{rows}, {(sizes['V'] + 31) // 32}"
+        expect(op, "sampling.allowed_tokens", allowed, words, (torch.int32,), sizes, like)
+
+
+def contiguous_sampling(fields: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """What the bindings take."""
+    return [None if field is None else field.contiguous() for field in fields]
 
 
 def dense_rows(tensor: Tensor) -> Tensor:
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
-def _cpu(logits, temperature, top_k, top_p, min_p, seed, position, stream) -> Tensor:
+def _cpu(logits, *args) -> Tensor:
+    *fields, stream = args
     tokens = logits.new_empty(logits.shape[0], dtype=torch.int64)
-    params = [x.contiguous() for x in (temperature, top_k, top_p, min_p, seed, position)]
-    native.cpu.sample(logits, params, stream, tokens, native.num_threads())
+    native.cpu.sample(logits, contiguous_sampling(fields), stream, tokens, native.num_threads())
     return tokens
 
 
-def _fake(logits, temperature, top_k, top_p, min_p, seed, position, stream) -> Tensor:
+def _reference(logits, *args) -> Tensor:
+    *fields, stream = args
+    return reference.sample(logits, SamplingParams(*fields), stream)
+
+
+def _fake(logits, *args) -> Tensor:
     return logits.new_empty(logits.shape[0], dtype=torch.int64)
 
 
 _op = register(
     "sample",
-    "(Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p, Tensor seed, "
-    "Tensor position, int stream, *, str backend='') -> Tensor",
-    {"cpu": _cpu, "reference": reference.sample},
+    f"(Tensor logits, {SAMPLING_SCHEMA}, int stream, *, str backend='') -> Tensor",
+    {"cpu": _cpu, "reference": _reference},
     _fake,
 )

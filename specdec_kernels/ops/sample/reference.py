@@ -1,6 +1,7 @@
 """The specification of sample, and of what the sampling ops share, in plain PyTorch.
 
-Probabilities are compared as integers, round(exp(l - max) 2^40), so that sums have no order.
+Probabilities are compared as integers, round(exp(l - max) 2^40), so that sums have no order. Given
+fp64, masses are fp64 as well, and nothing is rounded.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from specdec_kernels.ops import _numerics, _random
-from specdec_kernels.tree import STATUS_EMPTY, STATUS_NAN
+from specdec_kernels.tree import STATUS_EMPTY, STATUS_NAN, LogitEdits, SamplingParams
 
 Uniforms = Callable[[Tensor, Tensor, int, int], Tensor]
 
@@ -66,14 +67,73 @@ def prepare(
     return Rows(centred, kept_set(centred, top_k, top_p, min_p), decided, token, status)
 
 
+def edit(logits: Tensor, edits: LogitEdits, row: Tensor, path: Tensor | None = None) -> Tensor:
+    """Bias, penalties and mask on logits [N, V].
+
+    row: the index of each logits row into the edits' batch, int64 [N]; `allowed_tokens` is [N, W]
+    already. path: drafted tokens that each row has behind the text, int64 [N, P], -1 padded.
+    """
+    if not edits:
+        return logits
+    logits = in_working_precision(logits)
+    zeros = torch.zeros_like(logits)
+    seen, counts = zeros.bool(), zeros.to(torch.int32)
+    if edits.token_ids is not None:
+        ids, inside = _indices(edits.token_ids[row], logits)
+        if edits.token_bias is not None:
+            values = torch.where(inside, edits.token_bias[row], 0.0).to(logits.dtype)
+            bias = zeros.scatter_add(1, ids, values)
+            logits = torch.where(bias == -math.inf, -math.inf, logits + bias)
+        if edits.token_counts is not None:
+            given = torch.where(inside, edits.token_counts[row], -1)
+            counts = counts.scatter_add(1, ids, given.clamp(min=0))
+            seen = zeros.scatter_add(1, ids, (given >= 0).to(zeros.dtype)) > 0
+    if path is not None:
+        ids, inside = _indices(path, logits)
+        counts = counts.scatter_add(1, ids, inside.to(torch.int32))
+        seen |= counts > 0
+    if edits.repetition_penalty is not None:
+        penalty = edits.repetition_penalty[row].to(logits.dtype).unsqueeze(-1)
+        penalised = torch.where(logits < 0, logits * penalty, logits / penalty)
+        logits = torch.where(seen, penalised, logits)
+    if edits.frequency_penalty is not None:
+        penalty = edits.frequency_penalty[row].to(logits.dtype).unsqueeze(-1)
+        logits = torch.where(counts > 0, logits - penalty * counts, logits)
+    if edits.presence_penalty is not None:
+        penalty = edits.presence_penalty[row].to(logits.dtype).unsqueeze(-1)
+        logits = torch.where(counts > 0, logits - penalty, logits)
+    if edits.allowed_tokens is not None:
+        token = torch.arange(logits.shape[-1], device=logits.device)
+        allowed = edits.allowed_tokens[:, token // 32] >> (token % 32) & 1
+        logits = torch.where(allowed == 0, -math.inf, logits)
+    return logits
+
+
+def _indices(ids: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
+    inside = (ids >= 0) & (ids < logits.shape[-1])
+    return torch.where(inside, ids, 0), inside
+
+
 def mass_bits(vocab: int) -> int:
     """Fixed-point bits of a mass: 40, fewer where the sum of a huge vocabulary could overflow."""
     return min(40, 62 - (vocab - 1).bit_length())
 
 
 def masses(logits: Tensor, kept: Tensor) -> Tensor:
-    scale = 2.0 ** mass_bits(logits.shape[-1])
-    return torch.where(kept, (_numerics.exp(logits) * scale).round(), 0.0).to(torch.int64)
+    """exp(logits) in fixed point, as int64; in fp64 the numbers themselves."""
+    return to_mass(torch.where(kept, _numerics.exp(logits), 0.0))
+
+
+def to_mass(weights: Tensor) -> Tensor:
+    if weights.dtype == torch.float64:
+        return weights
+    return (weights * 2.0 ** mass_bits(weights.shape[-1])).round().to(torch.int64)
+
+
+def mass_as_float(mass: Tensor, vocab: int) -> Tensor:
+    if mass.dtype == torch.float64:
+        return mass
+    return (mass.double() * 2.0 ** -mass_bits(vocab)).float()
 
 
 def kept_set(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
@@ -115,14 +175,10 @@ def draw(
 
 def sample(
     logits: Tensor,
-    temperature: Tensor,
-    top_k: Tensor,
-    top_p: Tensor,
-    min_p: Tensor,
-    seed: Tensor,
-    position: Tensor,
+    sampling: SamplingParams,
     stream: int,
     uniforms: Uniforms = _random.uniforms,
 ) -> Tensor:
-    rows = prepare(logits, temperature, top_k, top_p, min_p)
-    return draw(rows, seed, position, stream, uniforms)
+    every = torch.arange(logits.shape[0], device=logits.device)
+    rows = prepare(edit(logits, sampling.edits, every), *sampling[:4])
+    return draw(rows, sampling.seed, sampling.position, stream, uniforms)
