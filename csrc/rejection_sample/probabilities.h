@@ -12,13 +12,14 @@ namespace {
 constexpr int kDraftScratch = 3;
 constexpr int kRejectedScratch = 4;
 constexpr int kResidualScratch = 6;
+constexpr int kStrideScratch = 7;
 
 // What the target may emit after a node; one-hot where that is decided.
 template <class Source>
 class Target {
  public:
-  Target(const Source& logits, float temperature, const Extreme& extreme)
-      : row(logits, temperature, extreme.largest), distribution() {}
+  Target(const Source& logits, float temperature, const Extreme& extreme, const float* strides)
+      : row(logits, temperature, extreme.largest, strides), distribution() {}
 
   Row<Source> row;
   Distribution distribution;
@@ -139,8 +140,11 @@ class Verification {
   // The target after a slot; ok is false when memory runs out.
   Target<Source> target_at(int64_t slot, bool& ok) const {
     const Source source = logits_.source(b_, slot);
-    const Extreme extreme = find_extreme(source, 0, logits_.vocab());
-    Target<Source> target(source, p_.sampling.temperature[b_], extreme);
+    const int64_t strides = num_strides(logits_.vocab());
+    auto* maxima =
+        static_cast<float*>(thread_scratch(kStrideScratch, size_t(strides) * sizeof(float)));
+    const Extreme extreme = find_extreme(source, 0, logits_.vocab(), maxima);
+    Target<Source> target(source, p_.sampling.temperature[b_], extreme, maxima);
     ok = distribution_of(target.row, extreme, p_.sampling, b_, target.distribution);
     return target;
   }
