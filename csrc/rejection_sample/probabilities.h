@@ -88,20 +88,25 @@ void read_draft_row(const T* logits, int64_t vocab, const int64_t* map, Draft& d
   draft.status = extreme.has_nan ? kRowNan : extreme.largest == -kInfinity ? kRowEmpty : kRowOk;
   if (draft.status != kRowOk) return;
   Row<PlainSource<T>> row(source, 1.0f, extreme.largest);
-  const float total = mass_as_float(total_mass(row, KeptSet()), mass_bits(vocab));
   for (int64_t id = map == nullptr ? vocab : 0; id < draft.size; ++id) draft.q[id] = 0.0f;
-  for (int64_t first = 0; first < vocab; first += kLanes) {
-    const F32 probability = exp_(row.values(first)) / total;
+  const int64_t mass = sum_of_masses(vocab, [&](int64_t first) {
+    const F32 values = row.values(first);
+    const F32 weights = select(KeptSet().mask(values), exp_(values), broadcast(0.0f));
     const int64_t left = vocab - first;
     if (map == nullptr && left >= kLanes) {
-      store(draft.q + first, probability);
-      continue;
+      store(draft.q + first, weights);
+      return weights;
     }
     for (int lane = 0; lane < (left < kLanes ? int(left) : kLanes); ++lane) {
       const int64_t id = map == nullptr ? first + lane : map[first + lane];
-      if (id >= 0 && id < draft.size) draft.q[id] = probability[lane];
+      if (id >= 0 && id < draft.size) draft.q[id] = weights[lane];
     }
-  }
+    return weights;
+  });
+  const float total = mass_as_float(mass, mass_bits(vocab));
+  int64_t id = 0;
+  for (; id + kLanes <= draft.size; id += kLanes) store(draft.q + id, load(draft.q + id) / total);
+  for (; id < draft.size; ++id) draft.q[id] = draft.q[id] / total;
 }
 
 // False when memory runs out.
