@@ -8,7 +8,7 @@
 
 namespace specdec {
 
-// Reads every byte once, each thread a contiguous part.
+// Reads once, each thread a contiguous part of whole 4 KiB pages; what is left over is not read.
 struct ReadProbeParams {
   const void* data;
   int64_t bytes;

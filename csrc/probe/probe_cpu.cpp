@@ -21,6 +21,7 @@ namespace {
 // Several streams keep more pages open than one, which the hardware prefetchers reward.
 constexpr int kStreams = 4;
 constexpr int kVectors = 2;  // of each stream in turn
+constexpr int64_t kPage = 4096;
 
 uint32_t read_all(const char* data, int64_t bytes) {
   constexpr int64_t kStep = kVectors * int64_t(sizeof(I32));
@@ -136,7 +137,7 @@ Compute find(Arithmetic arithmetic) {
 }  // namespace
 
 Status read_probe(const ReadProbeParams& p) {
-  const int64_t part = p.bytes / p.num_threads;
+  const int64_t part = p.bytes / p.num_threads / kPage * kPage;
   uint32_t sum = 0;
 #pragma omp parallel for num_threads(p.num_threads) schedule(static) reduction(+ : sum)
   for (int i = 0; i < p.num_threads; ++i)
