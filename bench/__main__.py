@@ -16,7 +16,7 @@ import torch
 
 from bench import plot
 from bench.harness import Options, WrongResult, label, measure
-from bench.machine import machine_line, transformers_version, usable_cpus
+from bench.machine import load, machine_line, transformers_version, usable_cpus
 from bench.report import row, summary
 from bench.roofs import Roofs, measure_roofs
 from specdec_kernels.dispatch import why_unavailable
@@ -99,6 +99,9 @@ def _introduce() -> Roofs:
     print(machine_line())
     if transformers_version() is None:
         print("transformers is missing: no hf_ rivals and no prompt_lookup")
+    busy = load()
+    if busy is not None and busy > 0.5:
+        print(f"load {busy:.1f} before this run: others are busy here, the numbers will be noisy")
     _say("measuring the roofs")
     roofs = measure_roofs(torch.get_num_threads())
     _say("")

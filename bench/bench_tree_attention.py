@@ -115,7 +115,7 @@ def block_mask(visible: Tensor) -> Any:
 
 
 @cache
-def compiled_flex() -> Function:
+def compiled_flex() -> Any:
     from torch.nn.attention.flex_attention import flex_attention
 
     torch._dynamo.config.recompile_limit = 1000

@@ -55,12 +55,21 @@ def cpu_name() -> str:
     return name
 
 
+def load() -> float | None:
+    """Processes that ran or wanted to run in the last minute."""
+    try:
+        return os.getloadavg()[0]
+    except (AttributeError, OSError):
+        return None
+
+
 def machine() -> dict[str, Any]:
     return {
         "cpu": cpu_name(),
         "cores": usable_cpus(),
         "isa": native.cpu.isa() if native.cpu is not None else None,
         "cache_mib": last_level_cache() / (1 << 20),
+        "load": load(),
         "torch": torch.__version__,
         "transformers": transformers_version(),
         "specdec_kernels": specdec_kernels.__version__,

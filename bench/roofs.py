@@ -6,9 +6,11 @@ the peak of the arithmetic: `Roofs.ms` is the larger of the two.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -16,8 +18,10 @@ from bench.machine import last_level_cache
 from specdec_kernels import native
 
 ARITHMETIC = ("fp32 fma", "bf16 dot", "bf16 tiles")  # enum class Arithmetic
-BUFFER_CACHES = 4
+BUFFER_CACHES = 8
 MAX_BUFFER = 1 << 30
+PIECE = 16 << 20  # bytes read at a time: short enough to fall between two interruptions
+SHORTEST_BURST = 1e-3  # seconds of arithmetic, likewise
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,7 @@ class Roofs:
 
 
 def measure_roofs(threads: int, seconds: float = 1.0) -> Roofs:
-    """The best of many tries, about `seconds` for memory and as much for arithmetic."""
+    """The best of many tries in about `seconds` for memory and as much for arithmetic."""
     rates = [_compute(kind, threads, seconds / len(ARITHMETIC)) for kind in range(len(ARITHMETIC))]
     best = max(range(len(rates)), key=rates.__getitem__)
     return Roofs(
@@ -54,35 +58,38 @@ def measure_roofs(threads: int, seconds: float = 1.0) -> Roofs:
 
 
 def _bandwidth(threads: int, seconds: float) -> float:
-    size = min(max(BUFFER_CACHES * last_level_cache(), 64 << 20), MAX_BUFFER)
+    """Of pieces that were last read a whole buffer ago, so that none is in a cache."""
+    size = min(max(BUFFER_CACHES * last_level_cache(), 8 * PIECE), MAX_BUFFER)
     buffer = torch.ones(size // 4, dtype=torch.int32)
-    expected = buffer.numel() % (1 << 32)
-    got = native.cpu.read_bandwidth_probe(buffer, 1)
-    if got != expected:
-        raise AssertionError(f"read_bandwidth_probe read {got} words of {expected}")
-    return size / _quickest(lambda: native.cpu.read_bandwidth_probe(buffer, threads), seconds) / 1e9
+    pieces = [p for p in buffer.split(PIECE // 4) if p.numel() == PIECE // 4]
+    turns = itertools.cycle(pieces)
+    return (
+        PIECE
+        / _quickest(lambda: native.cpu.read_bandwidth_probe(next(turns), threads), seconds)
+        / 1e9
+    )
 
 
 def _compute(kind: int, threads: int, seconds: float) -> float:
     """GFLOP/s; 0 where the CPU lacks the instruction."""
-    rounds, flops = 1000, 0.0
-    while True:
-        start = time.perf_counter()
-        flops = native.cpu.compute_probe(kind, rounds, threads)
-        if flops == 0:
-            return 0.0
-        if time.perf_counter() - start > 2e-3:
-            break
-        rounds *= 4
-    return flops / _quickest(lambda: native.cpu.compute_probe(kind, rounds, threads), seconds) / 1e9
+
+    probe = native.cpu.compute_probe
+    rounds = 1000
+    if probe(kind, rounds, 1) == 0:
+        return 0.0
+    while _quickest(partial(probe, kind, rounds, 1), 0.0) < SHORTEST_BURST:
+        rounds *= 2
+    best = _quickest(partial(probe, kind, rounds, threads), seconds)
+    return probe(kind, rounds, threads) / best / 1e9
 
 
 def _quickest(call: Callable[[], object], seconds: float) -> float:
-    """Seconds of the quickest call within `seconds`, three calls at least."""
-    best, tries = float("inf"), 0
+    """Seconds of the third quickest of all calls within `seconds`, five calls at least: the best of
+    many, but not of luck."""
+    times: list[float] = []
     end = time.perf_counter() + seconds
-    while tries < 3 or time.perf_counter() < end:
+    while len(times) < 5 or time.perf_counter() < end:
         start = time.perf_counter()
         call()
-        best, tries = min(best, time.perf_counter() - start), tries + 1
-    return best
+        times.append(time.perf_counter() - start)
+    return sorted(times)[2]
