@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
 import os
 import platform
 from functools import cache
@@ -33,12 +35,12 @@ def usable_cpus() -> int:
     return os.cpu_count() or 1
 
 
+@cache
 def transformers_version() -> str | None:
-    try:
-        import transformers
-    except ImportError:
+    """None when it cannot be imported; asking does not import it, which takes seconds."""
+    if importlib.util.find_spec("transformers") is None:
         return None
-    return transformers.__version__
+    return importlib.metadata.version("transformers")
 
 
 @cache

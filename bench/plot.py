@@ -96,6 +96,8 @@ def draw(shapes: Panels, output: str) -> None:
             style = {"color": "black", "linestyle": "--"} if name == "roof" else {"marker": "o"}
             axis.plot(sizes, times, label=name, **style)
         axis.set_xscale("log", base=2)
+        axis.set_xticks(sorted({r["case"]["T"] for r in group}))
+        axis.xaxis.set_major_formatter("{x:g}")
         axis.set_yscale("log")
         hq, hkv, dim, dtype, batch, ctx = shape
         axis.set_title(f"{hq}/{hkv} heads of {dim}, {dtype}, B={batch}, ctx={ctx}", fontsize=10)

@@ -61,10 +61,10 @@ def make(seed: int, shape: dict[str, Any]) -> Window:
         noise = torch.randn(batch, width, vocab, generator=g).mul_(DRAFT_NOISE)
         draft_logits = noise.add_(logits).to(logits.dtype)
         draw_children(tokens, draft_logits, children, sampling.seed)
-    elif shape.get("rule") == "token":
+    elif "rule" in shape:
         tokens[:, 1:] = likely(logits, shape, g)[:, :-1]
     else:
-        tokens[:, 1:] = mostly_right(logits, sampling, shape, g)[:, :-1]
+        tokens[:, 1:] = mostly_largest(logits, g)[:, :-1]
     most = max(map(len, children))
     return Window(
         logits,
@@ -92,30 +92,20 @@ def draw_children(
 
 def likely(logits: Tensor, shape: dict[str, Any], g: torch.Generator) -> Tensor:
     """Raises one logit of each row so that its token is drawn with ACCEPTANCE; its ids."""
-    temperature, top_k = shape["temperature"], shape["top_k"]
+    temperature, top_k = shape["temperature"], shape.get("top_k", 0)
     tokens = torch.randint(logits.shape[-1], logits.shape[:2], generator=g)
-    rest = (logits.topk(top_k - 1).values.float() / temperature).logsumexp(-1)
-    share = ACCEPTANCE * shape["top_p"]  # of the mass before top_p
+    others = logits.topk(top_k - 1).values if top_k else logits
+    rest = (others.float() / temperature).logsumexp(-1)
+    share = ACCEPTANCE * shape.get("top_p", 1.0)  # of the mass before top_p
     raised = temperature * (rest + math.log(share / (1 - share)))
     logits.scatter_(-1, tokens.unsqueeze(-1), raised.to(logits.dtype).unsqueeze(-1))
     return tokens
 
 
-def mostly_right(
-    logits: Tensor, sampling: SamplingParams, shape: dict[str, Any], g: torch.Generator
-) -> Tensor:
-    """What the target will choose at each slot of a chain, or with 1 - ACCEPTANCE another token."""
-    batch, width, vocab = logits.shape
-    if "rule" in shape:
-        rows = torch.arange(batch).repeat_interleave(width)
-        depth = torch.arange(width).repeat(batch)
-        at = sampling.at(rows)
-        at = at._replace(position=at.position + depth)
-        chosen = ops.sample(logits.flatten(0, 1), at).view(batch, width)
-    else:
-        chosen = logits.max(-1).indices
-    wrong = torch.rand(batch, width, generator=g) >= ACCEPTANCE
-    return (chosen + wrong) % vocab
+def mostly_largest(logits: Tensor, g: torch.Generator) -> Tensor:
+    """The largest logit of each row, or with 1 - ACCEPTANCE another token."""
+    wrong = torch.rand(logits.shape[:2], generator=g) >= ACCEPTANCE
+    return (logits.max(-1).indices + wrong) % logits.shape[-1]
 
 
 def logits_bytes(shape: dict[str, Any]) -> int:
