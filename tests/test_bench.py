@@ -12,7 +12,7 @@ import torch
 sys.path.append(str(Path(__file__).parents[1]))  # the folder bench/ is not installed
 
 from bench import __main__ as cli
-from bench import harness, plot, report, windows
+from bench import harness, report, windows
 from bench.harness import Case, WrongResult
 from bench.roofs import Roofs
 from specdec_kernels import native
@@ -64,8 +64,8 @@ def test_a_record_has_exactly_these_keys():
     (record,) = harness.measure("an_op", make_case(flops=4000), ROOFS, seconds=0.0)
     assert set(record) == KEYS
     assert json.loads(json.dumps(record)) == record
-    assert record["case"] == {"T": 3, "dtype": "fp32"}
-    assert (record["op"], record["backend"], record["threads"]) == ("an_op", "cpu", 1)
+    assert record["case"] == {"T": 3, "dtype": "fp32"} and record["op"] == "an_op"
+    assert (record["backend"], record["threads"]) == ("cpu", 1)
     assert 0 < record["p10"] <= record["ms"] <= record["p90"]
     assert list(record["rivals"]) == ["torch_batched"] and record["rivals"]["torch_batched"] > 0
     assert record["bytes"] == 32 and record["roof_ms"] == ROOFS.ms(32, 4000, "fp32")
@@ -157,7 +157,7 @@ def test_everyone_has_one_sample_a_round_and_the_sets_take_turns():
 def test_short_calls_are_repeated():
     calls = []
     harness.time_in_turns({"a": calls.append}, [0], seconds=0.0, shortest=1e-4)
-    assert len(calls) > 30
+    assert len(calls) > 1 + 3 + 3, "one call a sample"
 
 
 # ---- reports
@@ -262,43 +262,3 @@ def test_the_list_names_a_benchmark_for_every_op(capsys):
     names = capsys.readouterr().out.split()
     ops = Path(cli.__file__).parents[1] / "specdec_kernels" / "ops"
     assert set(names) >= {p.parent.name for p in ops.glob("*/reference.py")}
-
-
-# ---- plot
-
-
-def attention_record(size: int, **changes) -> dict:
-    shape = {"T": size, "ctx": 50, "B": 1, "dtype": "bf16", "Hq": 9, "Hkv": 3, "D": 64}
-    return make_record(0.5, shape | changes, op="tree_attention", sdpa_bool=1.0)
-
-
-def test_plot_groups_by_shape_and_draws_the_roof():
-    records = [attention_record(8), make_record(), attention_record(1), attention_record(1, ctx=9)]
-    shapes = plot.panels(records)
-    assert list(shapes) == [(9, 3, 64, "bf16", 1, 50)]
-    curves = plot.curves(next(iter(shapes.values())))
-    assert curves["ours (cpu)"] == ([1, 8], [0.5, 0.5])
-    assert curves["sdpa_bool"] == ([1, 8], [1.0, 1.0]) and curves["roof"] == ([1, 8], [0.25, 0.25])
-
-
-def test_plot_writes_a_picture(tmp_path):
-    pytest.importorskip("matplotlib")
-    source, target = tmp_path / "in.json", tmp_path / "out.png"
-    source.write_text("".join(json.dumps(attention_record(t)) + "\n" for t in (1, 8)))
-    assert cli.main(["plot", str(source), "-o", str(target)]) == 0
-    assert target.read_bytes().startswith(b"\x89PNG")
-
-
-def test_plot_names_what_is_missing(tmp_path, capsys, monkeypatch):
-    source = tmp_path / "in.json"
-    for content, message in (
-        ("", "nothing to draw"),
-        ("no json", "does not hold one JSON record a line"),
-        ("".join(json.dumps(attention_record(t)) + "\n" for t in (1, 8)), "needs matplotlib"),
-    ):
-        source.write_text(content)
-        monkeypatch.setitem(sys.modules, "matplotlib", None)
-        assert cli.main(["plot", str(source), "-o", str(tmp_path / "out.png")]) == 2
-        assert message in capsys.readouterr().err
-    assert cli.main(["plot", str(tmp_path / "none.json"), "-o", "x.png"]) == 2
-    assert "cannot read" in capsys.readouterr().err
