@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -74,6 +75,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     if args.threads:
         torch.set_num_threads(args.threads)
+    try:
+        return _measure(args, output)
+    except BrokenPipeError:  # the reader, head for instance, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _measure(args: argparse.Namespace, output: TextIO | None) -> int:
+    """Runs the benchmarks; however that ends, what was measured is summed up."""
     records: list[dict[str, Any]] = []
     code = 0
     try:
@@ -91,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     finally:
         if output:
             output.close()
-    print(summary(records))
+        print(summary(records), flush=True)
     return code
 
 
