@@ -2,7 +2,7 @@
 # make test   the tests, then the Hugging Face tests again under the oldest supported transformers
 # make lint   ruff, clang-format, mypy
 # make sanitize  the tests of the kernels under AddressSanitizer and UndefinedBehaviorSanitizer
-# make bench  the benchmarks (ARGS="commit_kv --quick" chooses)
+# make bench  the kernels against rivals and the machine (ARGS="commit_kv --quick" chooses)
 # make build  a source distribution and a wheel in dist/
 # make clean  removes .venv and everything that was built
 
