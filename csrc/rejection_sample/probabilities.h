@@ -13,6 +13,7 @@ constexpr int kDraftScratch = 3;
 constexpr int kRejectedScratch = 4;
 constexpr int kResidualScratch = 6;
 constexpr int kStrideScratch = 7;
+constexpr int kWeightScratch = 9;
 
 // What the target may emit after a node; one-hot where that is decided.
 template <class Source>
@@ -26,13 +27,18 @@ class Target {
 
   bool decided() const { return distribution.decided; }
   int64_t token() const { return distribution.token; }
-  // Call before asking for probabilities.
-  void find_total() {
-    total_ =
-        decided() ? 1.0f : mass_as_float(total_mass(row, distribution.kept), mass_bits(row.size));
+  // Call before asking for probabilities. keeps_weights: they will be asked for more than once.
+  void find_total(bool keeps_weights = false) {
+    if (decided()) return;
+    if (keeps_weights && !distribution.kept.is_listed())
+      weights_ = static_cast<float*>(
+          thread_scratch(kWeightScratch, size_t(row.size + kLanes) * sizeof(float)));
+    const int64_t mass = weights_ == nullptr ? total_mass(row, distribution.kept) : keep_weights();
+    total_ = mass_as_float(mass, mass_bits(row.size));
   }
   SPECDEC_INLINE F32 probabilities(int64_t first) {
     if (decided()) return one_hot(token(), first);
+    if (weights_ != nullptr) return load_upto(weights_ + first, row.size - first, 0.0f) / total_;
     const F32 values = row.values(first);
     const I32 kept = distribution.kept.mask(values);
     if (!any(kept)) return broadcast(0.0f);
@@ -55,7 +61,17 @@ class Target {
   }
 
  private:
+  int64_t keep_weights() {
+    return sum_of_masses(row.size, [&](int64_t first) {
+      const F32 values = row.values(first);
+      const F32 weights = select(distribution.kept.mask(values), exp_(values), broadcast(0.0f));
+      store(weights_ + first, weights);
+      return weights;
+    });
+  }
+
   float total_ = 1.0f;
+  float* weights_ = nullptr;
 };
 
 // Draws from the residual that `left(first)` gives, from the whole target when that is empty.
