@@ -33,6 +33,7 @@ from specdec_kernels.dispatch import use_backend, why_unavailable
 
 MAX_SETS = 64
 MAX_SET_BYTES = 1 << 30
+SHORTEST_IN_MS = 0.1  # what takes less is printed in microseconds
 SHORTEST_SAMPLE = 100e-6  # seconds; shorter calls are repeated, the clock costs too much otherwise
 
 
@@ -206,9 +207,15 @@ def machine_line() -> str:
 def table_row(record: dict[str, Any]) -> str:
     """One printed line: ours, the spread, the bandwidth, and each rival with its ratio to ours."""
     rivals = "  ".join(
-        f"{name} {r['ms']:.3f} ms ({r['ratio']:.2f}x)" for name, r in record["rivals"].items()
+        f"{name} {_duration(r['ms'])} ({r['ratio']:.2f}x)" for name, r in record["rivals"].items()
     )
+    unit = 1e3 if record["ms"] < SHORTEST_IN_MS else 1
     return (
-        f"  {record['case']:<40} {record['backend']:<9} {record['ms']:9.3f} ms "
-        f"[{record['p10']:.3f}, {record['p90']:.3f}] {record['gb_per_s']:7.2f} GB/s  {rivals}"
+        f"  {record['case']:<40} {record['backend']:<9} {_duration(record['ms']):>12} "
+        f"[{unit * record['p10']:.3f}, {unit * record['p90']:.3f}] "
+        f"{record['gb_per_s']:7.2f} GB/s  {rivals}"
     )
+
+
+def _duration(ms: float) -> str:
+    return f"{1e3 * ms:.3f} us" if ms < SHORTEST_IN_MS else f"{ms:.3f} ms"
