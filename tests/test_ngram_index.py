@@ -112,8 +112,8 @@ def test_2000_steps_with_rows_that_finish_and_start_again():
         ids, num = ngram_lookup(tokens, lens, **options)
         for b in range(batch):
             assert drafts[b] == ids[b, : int((num[b] > 0).sum())].tolist()
-        b = step % batch
-        assert lengths[b] == expected(texts[b], **options, backend="cpu")[1]
+        b = step // 5 % batch
+        assert step % 5 or lengths[b] == expected(texts[b], **options, backend="cpu")[1]
 
 
 def test_rows_are_independent_and_can_be_reset():
@@ -171,13 +171,14 @@ def test_threads_take_turns():
     assert [index.size(0), index.size(1)] == [1200, 1200]
 
 
-@pytest.mark.parametrize("unit", [1, 2, 60_000])
-def test_memory_is_bounded_per_token(unit):
+@pytest.mark.parametrize("unit, limit", [(1, 32), (2, 32), (60_000, 128), (30_000, 400)])
+def test_memory_is_bounded_per_token(unit, limit):
+    """The last text is the worst: every n-gram of a document occurs once more."""
     g = torch.Generator().manual_seed(1)
-    text = torch.randint(0, 50_000, (unit,), generator=g).repeat(-(-60_000 // unit))
+    text = torch.randint(0, 50_000, (unit,), generator=g).repeat(60_000 // unit)
     index = make(max_n=16, k=48, num_matches=3)
     index.extend(0, text.int())
-    assert index.bytes < 128 * text.numel()
+    assert index.bytes < limit * text.numel()
 
 
 def test_errors():

@@ -15,6 +15,7 @@ namespace {
 
 constexpr uint32_t kRoot = 0, kNone = 0;
 constexpr int64_t kCompared = 64;  // tokens
+constexpr int64_t kPrompt = 1024;  // tokens; what comes in smaller portions is a step
 constexpr std::size_t kMaxCount = std::numeric_limits<uint32_t>::max();
 
 }  // namespace
@@ -43,6 +44,15 @@ void NgramText::append(const int32_t* tokens, int64_t count) {
   if (text_.size() + count >= kMaxCount) throw std::length_error("NgramIndex: text too long");
   text_.insert(text_.end(), tokens, tokens + count);
   for (; inserted_ + options_.k < size(); ++inserted_) insert(static_cast<uint32_t>(inserted_));
+  if (count >= kPrompt && 2 * count > size()) make_room();
+}
+
+// For half as much again, so that a prompt pays for it and not one of the steps behind it.
+void NgramText::make_room() {
+  text_.reserve(text_.size() / 2 * 3);
+  nodes_.reserve(nodes_.size() / 2 * 3);
+  older_.reserve(older_.size() / 2 * 3);
+  if (3 * std::size_t(in_table_) > table_.size()) grow_table();
 }
 
 void NgramText::insert(uint32_t end) {
