@@ -266,7 +266,7 @@ void NgramIndex::reset(int64_t row) {
 }
 
 void NgramIndex::follow(const int32_t* tokens, int64_t stride, const int32_t* lens, int64_t max_len,
-                        int num_threads) {
+                        [[maybe_unused]] int num_threads) {
   const std::lock_guard<std::mutex> lock(mutex_);
   std::exception_ptr error;
   const auto length = [=](int64_t b) { return std::clamp<int64_t>(lens[b], 0, max_len); };

@@ -81,10 +81,10 @@ class NgramDrafter:
         )
 
     def _until_eos(self, draft: list[int]) -> list[int]:
-        for i, token in enumerate(draft):
-            if token in self.eos_token_ids:
-                return draft[: i + 1]
-        return draft
+        if self.eos_token_ids.isdisjoint(draft):
+            return draft
+        end = next(i for i, token in enumerate(draft) if token in self.eos_token_ids)
+        return draft[: end + 1]
 
 
 def merge(
