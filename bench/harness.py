@@ -35,7 +35,7 @@ SHORTEST_AVERAGE = 10e-3  # the same where a call's work depends on the set
 SLOW_CALL = 50e-3
 RIVALS = (
     "sdpa_bool", "sdpa_folded", "flex", "hf_sdpa", "torch_batched", "hf_speculative_sampling",
-    "prompt_lookup", "torch_linear", "index_copy",
+    "prompt_lookup", "ngram_lookup", "torch_linear", "index_copy",
 )  # fmt: skip
 OUTCOME = ("accepted", "rows", "rows_visited", "visited_bytes")
 

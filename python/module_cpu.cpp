@@ -9,6 +9,7 @@ namespace py = pybind11;
 
 void bind_commit_kv(py::module_& m);
 void bind_linear_small_m(py::module_& m);
+void bind_ngram_index(py::module_& m);
 void bind_ngram_lookup(py::module_& m);
 void bind_probe(py::module_& m);
 void bind_rejection_sample(py::module_& m);
@@ -26,6 +27,7 @@ PYBIND11_MODULE(_cpu, m) {
         "True when SPECDEC_CPU_ISA asks for what this machine or build lacks.");
   bind_commit_kv(m);
   bind_linear_small_m(m);
+  bind_ngram_index(m);
   bind_ngram_lookup(m);
   bind_probe(m);
   bind_rejection_sample(m);
