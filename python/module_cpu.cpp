@@ -12,6 +12,7 @@ void bind_linear_small_m(py::module_& m);
 void bind_ngram_lookup(py::module_& m);
 void bind_rejection_sample(py::module_& m);
 void bind_sample(py::module_& m);
+void bind_topk_logprobs(py::module_& m);
 void bind_tree_attention(py::module_& m);
 void bind_verify_greedy(py::module_& m);
 
@@ -28,6 +29,7 @@ PYBIND11_MODULE(_cpu, m) {
   bind_ngram_lookup(m);
   bind_rejection_sample(m);
   bind_sample(m);
+  bind_topk_logprobs(m);
   bind_tree_attention(m);
   bind_verify_greedy(m);
 }

@@ -147,6 +147,14 @@ def _sample(op: Callable, backend: str, device: str) -> list[Tensor]:
     return [op(logits, _sampling(64, device), backend=backend)]
 
 
+def _topk_logprobs(op: Callable, backend: str, device: str) -> list[Tensor]:
+    results = []
+    for dtype in DTYPES:
+        logits = _random(3, 1000, seed=10, device=device, dtype=dtype)
+        results += op(logits, 10, backend=backend)
+    return results
+
+
 def _ngram_lookup(op: Callable, backend: str, device: str) -> list[Tensor]:
     generator = torch.Generator().manual_seed(5)
     tokens = torch.randint(0, 4, (3, 50), generator=generator, dtype=torch.int32).to(device)
@@ -172,6 +180,7 @@ CASES: dict[str, Case] = {
     "verify_greedy": _verify_greedy,
     "rejection_sample": _rejection_sample,
     "sample": _sample,
+    "topk_logprobs": _topk_logprobs,
     "ngram_lookup": _ngram_lookup,
     "commit_kv_": _commit_kv,
     "linear_small_m": _linear_small_m,

@@ -5,6 +5,7 @@ from specdec_kernels.ops.linear_small_m import linear_small_m
 from specdec_kernels.ops.ngram_lookup import ngram_lookup
 from specdec_kernels.ops.rejection_sample import rejection_sample
 from specdec_kernels.ops.sample import sample
+from specdec_kernels.ops.topk_logprobs import topk_logprobs
 from specdec_kernels.ops.tree_attention import tree_attention
 from specdec_kernels.ops.verify_greedy import verify_greedy
 
@@ -14,6 +15,7 @@ __all__ = [
     "ngram_lookup",
     "rejection_sample",
     "sample",
+    "topk_logprobs",
     "tree_attention",
     "verify_greedy",
 ]
