@@ -7,6 +7,7 @@ namespace specdec {
 
 namespace py = pybind11;
 
+void bind_build_tree(py::module_& m);
 void bind_commit_kv(py::module_& m);
 void bind_linear_small_m(py::module_& m);
 void bind_ngram_lookup(py::module_& m);
@@ -24,6 +25,7 @@ PYBIND11_MODULE(_cpu, m) {
   m.def("isa", [] { return isa_name(active_isa()); }, "The instruction set in use.");
   m.def("isa_request_refused", &isa_request_refused,
         "True when SPECDEC_CPU_ISA asks for what this machine or build lacks.");
+  bind_build_tree(m);
   bind_commit_kv(m);
   bind_linear_small_m(m);
   bind_ngram_lookup(m);

@@ -1,5 +1,4 @@
-// The largest of many keys. A key joins a float and an index such that larger is better: the higher
-// value, of equal values the lower index. No two keys are equal, so the order is total.
+// Floats as integers of the same order, and the largest of many (value, index) pairs.
 #pragma once
 
 #include "common/vec.h"
@@ -8,16 +7,20 @@ namespace specdec {
 namespace SPECDEC_ISA {
 namespace {
 
-SPECDEC_INLINE uint64_t to_key(float value, int64_t index) {
+SPECDEC_INLINE uint32_t ordered_key(float value) {
   const uint32_t bits = bit_cast<uint32_t>(value + 0.0f);  // -0 becomes 0
-  const uint32_t ordered = bits >> 31 ? ~bits : bits | 0x80000000u;
-  return uint64_t(ordered) << 32 | uint32_t(~uint32_t(index));
+  return bits >> 31 ? ~bits : bits | 0x80000000u;
+}
+SPECDEC_INLINE float from_ordered_key(uint32_t key) {
+  return bit_cast<float>(key >> 31 ? key & 0x7fffffffu : ~key);
+}
+
+// The larger key is better: it has the higher value, or among equal values the lower index.
+SPECDEC_INLINE uint64_t to_key(float value, int64_t index) {
+  return uint64_t(ordered_key(value)) << 32 | uint32_t(~uint32_t(index));
 }
 SPECDEC_INLINE int64_t key_index(uint64_t key) { return uint32_t(~uint32_t(key)); }
-SPECDEC_INLINE float key_value(uint64_t key) {
-  const uint32_t ordered = uint32_t(key >> 32);
-  return bit_cast<float>(ordered >> 31 ? ordered & 0x7fffffffu : ~ordered);
-}
+SPECDEC_INLINE float key_value(uint64_t key) { return from_ordered_key(uint32_t(key >> 32)); }
 
 // The best `capacity` of the keys offered, in memory of the caller; a heap, worst key first.
 class TopKeys {
