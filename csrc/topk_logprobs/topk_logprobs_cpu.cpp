@@ -54,20 +54,74 @@ void select_best(const T* row, int64_t size, const float* maxima, TopKeys& best,
   best.sort();
 }
 
-// exp(logit - largest) summed in fixed point, begin a multiple of kLanes.
-template <class T>
-int64_t sum_exponentials(const T* row, int64_t begin, int64_t end, float largest, float scale) {
-  I64 sum = {};
-  for (int64_t first = begin; first < end; first += kLanes) {
-    const F32 logits = load_upto(row + first, end - first);
-    F32 values = logits - largest;
-    if (largest == kInfinity) values = select(logits == kInfinity, F32{}, broadcast(-kInfinity));
-    const I32 counts = values > -29.0f;  // below, and for NaN, the mass is 0
-    if (any(counts)) sum += to_mass(select(counts, exp_(values), F32{}), scale);
+// Adds up masses, each the to_mass() of its float.
+class MassSum {
+ public:
+  SPECDEC_INLINE void add(F32 scaled) {
+    const Halves halves = bit_cast<Halves>(scaled);
+    low_ += rounded(halves.low);
+    high_ += rounded(halves.high);
+    count_ += kLanes;
   }
-  int64_t total = 0;
-  for (int lane = 0; lane < kLanes; ++lane) total += sum[lane];
-  return total;
+  int64_t total() const {
+    uint64_t total = 0 - uint64_t(count_) * kExcess;
+    for (int lane = 0; lane < kLanes / 2; ++lane) total += low_[lane] + high_[lane];
+    return int64_t(total);
+  }
+
+ private:
+  // Two registers, as compilers keep a vector of kLanes 64-bit integers in memory.
+  typedef float HalfF32 __attribute__((vector_size(kLanes * 2)));
+  typedef double HalfF64 __attribute__((vector_size(kLanes * 4)));
+  struct Halves {
+    HalfF32 low, high;
+  };
+
+  // To nearest even, and kExcess more: sums are modulo 2^64, so it can be taken off at the end.
+#if defined(__AVX512DQ__) && defined(SPECDEC_ISA_avx512)
+  static constexpr uint64_t kExcess = 0;
+  static SPECDEC_INLINE PairU64 rounded(HalfF32 scaled) {
+    return (PairU64)_mm512_maskz_cvtps_epi64(0xff, (__m256)scaled);
+  }
+#else
+  static constexpr uint64_t kExcess = 0x4330000000000000;
+  static SPECDEC_INLINE PairU64 rounded(HalfF32 scaled) {
+    return bit_cast<PairU64>(__builtin_convertvector(scaled, HalfF64) + 0x1p52);
+  }
+#endif
+
+  PairU64 low_ = {}, high_ = {};
+  int64_t count_ = 0;
+};
+
+// exp(logit - largest) summed in fixed point; begin is a multiple of kBlockSize.
+template <class T>
+int64_t sum_exponentials(const T* row, int64_t begin, int64_t end, const float* maxima,
+                         float largest, int bits) {
+  constexpr float kNegligible = -29.0f;  // below, as for NaN, the mass is 0
+  const float scale = power_of_two(bits);
+  MassSum sum;
+  const auto add = [&](F32 logits) __attribute__((always_inline)) {
+    const F32 values = logits - largest;
+    sum.add(select(values > kNegligible, exp_in_range(values) * scale, F32{}));
+  };
+  for (int64_t start = begin; start < end; start += kBlockSize) {
+    if (!(maxima[start / kBlockSize] - largest > kNegligible)) continue;
+    if (end - start >= kBlockSize) {
+      for (int64_t i = start; i < start + kBlockSize; i += kLanes) add(load(row + i));
+    } else {
+      for (int64_t i = start; i < end; i += kLanes) add(load_upto(row + i, end - i));
+    }
+  }
+  return sum.total();
+}
+
+// The same where the largest is +infinity: each one counts as exp(0).
+template <class T>
+int64_t sum_infinities(const T* row, int64_t begin, int64_t end, int bits) {
+  int64_t count = 0;
+  for (int64_t i = begin; i < end; ++i) count += to_float(row[i]) == kInfinity;
+  return count << bits;
 }
 
 void write_row(const TopkLogprobsParams& p, int64_t r, const TopKeys& best, int64_t mass) {
@@ -120,11 +174,13 @@ bool decide_row(const TopkLogprobsParams& p, int64_t r, int64_t chunks, int64_t 
   TopKeys best(work.best, work.capacity);
   select_best(row, p.vocab, work.maxima, best, TopKeys(work.blocks, work.capacity));
   const float largest = best.size() > 0 ? key_value(best[0]) : -kInfinity;
-  const float scale = power_of_two(mass_bits(p.vocab));
+  const int bits = mass_bits(p.vocab);
 #pragma omp parallel for num_threads(int(chunks)) schedule(static) if (chunks > 1)
   for (int64_t c = 0; c < chunks; ++c) {
     const int64_t end = (c + 1) * size < p.vocab ? (c + 1) * size : p.vocab;
-    work.masses[c] = sum_exponentials(row, c * size, end, largest, scale);
+    work.masses[c] = largest == kInfinity
+                         ? sum_infinities(row, c * size, end, bits)
+                         : sum_exponentials(row, c * size, end, work.maxima, largest, bits);
   }
   for (int64_t c = 1; c < chunks; ++c) work.masses[0] += work.masses[c];
   write_row(p, r, best, work.masses[0]);
