@@ -95,6 +95,16 @@ def test_two_error_rule(backend, vocab):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_the_smallest_masses_count(backend):
+    """Down to half of the last bit, exp(-28.42), of which 151935 are one unit of fp32 beside 1."""
+    logits = torch.tensor([-26.5, -27.5, -28.4, -28.5, -29.5])[:, None].repeat(1, 151936)
+    logits[:, 77777] = 0.0
+    got = topk_logprobs(logits, 2, backend=backend)
+    assert (got[2] > 0).tolist() == [True, True, True, False, False]
+    assert_equal(got, topk_logprobs(logits, 2, backend="reference"))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_edges(backend):
     inf, nan = math.inf, math.nan
     logits = torch.tensor(
