@@ -7,6 +7,7 @@
 #pragma once
 
 #include "common/rows.h"
+#include "common/top_keys.h"
 
 namespace specdec {
 namespace SPECDEC_ISA {
@@ -23,14 +24,6 @@ struct Candidate {
   uint32_t key;  // orders as the value does
   int64_t weight;
 };
-
-SPECDEC_INLINE uint32_t ordered_key(float value) {
-  const uint32_t bits = bit_cast<uint32_t>(value + 0.0f);  // -0 becomes 0
-  return bits >> 31 ? ~bits : bits | 0x80000000u;
-}
-SPECDEC_INLINE float from_ordered_key(uint32_t key) {
-  return bit_cast<float>(key >> 31 ? key & 0x7fffffffu : ~key);
-}
 
 // Weights and counts by bin, bin 0 holding the largest values.
 template <int kBins>
