@@ -243,7 +243,7 @@ def test_a_run_that_ends_early_prints_what_there_is(
 @pytest.mark.parametrize(
     "args, message",
     [
-        (["commit"], "no benchmark commit; there are commit_kv, linear_small_m"),
+        (["commit"], "no benchmark commit; there are build_tree, commit_kv"),
         (["--threads", "0"], "--threads: expected 1 to "),
         (["--threads", "100000"], "--threads: expected 1 to "),
         (["--threads", "two"], "invalid int value: 'two'"),
