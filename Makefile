@@ -1,7 +1,8 @@
 # make demo   a language model, generating faster with the same output
 # make test   the tests, then the Hugging Face tests again under the oldest supported transformers
 # make lint   ruff, clang-format, mypy
-# make bench  the benchmarks (ARGS="commit_kv --quick" chooses)
+# make sanitize  the tests of the kernels under AddressSanitizer and UndefinedBehaviorSanitizer
+# make bench  the kernels against rivals and the machine (ARGS="commit_kv --quick" chooses)
 # make build  a source distribution and a wheel in dist/
 # make clean  removes .venv and everything that was built
 
@@ -23,7 +24,7 @@ NATIVE_SOURCES := CMakeLists.txt setup.py pyproject.toml \
 	$(wildcard csrc/*/*.h csrc/*/*.cpp csrc/*/*.cu csrc/*/*.cuh python/*.h python/*.cpp)
 CPP_SOURCES := $(wildcard csrc/*/*.h csrc/*/*.cpp csrc/*/*.cu csrc/*/*.cuh python/*.h python/*.cpp)
 
-.PHONY: demo test lint bench build clean
+.PHONY: demo test lint sanitize bench build clean
 
 demo: $(STAMPS)/demo $(STAMPS)/package
 	@$(PY) -m specdec_kernels demo $(ARGS)
@@ -41,6 +42,24 @@ lint: $(STAMPS)/lint
 	@echo "==> ruff format"; $(PY) -m ruff format --check .
 	@echo "==> clang-format"; $(VENV)/bin/clang-format --dry-run -Werror $(CPP_SOURCES)
 	@echo "==> mypy"; $(PY) -m mypy
+
+# A copy of the package with a module of its own; leaks are those of Python and torch. The report of a
+# crash is in build/sanitize/report.*, as pytest holds back what a dying process prints.
+SANITIZED := build/sanitize/package
+sanitize: $(STAMPS)/test
+	@$(VENV)/bin/cmake -S . -B build/sanitize -G Ninja -DSPECDEC_SANITIZE=ON -DSPECDEC_CUDA=OFF \
+	  -DPython_EXECUTABLE=$(CURDIR)/$(PY) -Dpybind11_DIR=$$($(PY) -m pybind11 --cmakedir) \
+	  -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(VENV)/bin/ninja \
+	  -DCMAKE_LIBRARY_OUTPUT_DIRECTORY=$(CURDIR)/$(SANITIZED)/specdec_kernels
+	@$(VENV)/bin/cmake --build build/sanitize --parallel 2
+	@find specdec_kernels -name '*.py' -exec cp --parents {} $(SANITIZED) \;
+	@cd $(SANITIZED) && \
+	  LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
+	  ASAN_OPTIONS=detect_leaks=0:log_path=$(CURDIR)/build/sanitize/report \
+	  UBSAN_OPTIONS=print_stacktrace=1:log_path=$(CURDIR)/build/sanitize/report \
+	  $(CURDIR)/$(PY) -m pytest -q -p no:cacheprovider --rootdir $(CURDIR) -c $(CURDIR)/pyproject.toml \
+	  $(CURDIR)/tests --ignore $(CURDIR)/tests/hf --ignore $(CURDIR)/tests/test_packaging.py \
+	  --ignore $(CURDIR)/tests/test_cli.py -k "not compile" $(ARGS)
 
 bench: $(STAMPS)/demo $(STAMPS)/package
 	@$(PY) -m bench $(ARGS)

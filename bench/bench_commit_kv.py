@@ -1,19 +1,24 @@
-"""commit_kv_ against one index_copy_ per cache tensor, the way of a plain PyTorch loop."""
+"""commit_kv_ against one index_copy_ per cache tensor and row, the way of a plain PyTorch loop."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from bench.harness import Case
+from bench.harness import Case, Options
 from specdec_kernels.ops import commit_kv_
 from specdec_kernels.ops.commit_kv import reference
 
 DTYPE = torch.bfloat16
+SLOTS = 512
+MODELS = (
+    {"model": "smollm2-135m", "layers": 30, "Hkv": 3, "D": 64},
+    {"model": "8 K/V heads of 128", "layers": 16, "Hkv": 8, "D": 128},
+)
 
 
 class Inputs(NamedTuple):
@@ -26,21 +31,17 @@ class Inputs(NamedTuple):
     source: list[Tensor]
 
 
-def make(
-    seed: int, *, layers: int, batch: int, heads: int, dim: int, width: int, kept: int
-) -> Inputs:
+def make(seed: int, shape: dict[str, Any]) -> Inputs:
+    layers, batch, width, kept = (shape[key] for key in ("layers", "B", "T", "kept"))
     g = torch.Generator().manual_seed(seed)
-    slots = 512
-    caches = [
-        torch.randn(batch, heads, slots, dim, generator=g, dtype=torch.float32).to(DTYPE)
-        for _ in range(2 * layers)
-    ]
+    size = (batch, shape["Hkv"], SLOTS, shape["D"])
+    caches = [torch.randn(size, generator=g).to(DTYPE) for _ in range(2 * layers)]
     path = torch.full((batch, width), -1, dtype=torch.int32)
     path[:, 0] = 0
     for row in path:
         chosen = torch.randperm(width - 1, generator=g)[: kept - 1].sort().values
         row[1:kept] = (chosen + 1).int()
-    prefix_len = torch.randint(0, slots - width, (batch,), generator=g, dtype=torch.int32)
+    prefix_len = torch.randint(0, SLOTS - width, (batch,), generator=g, dtype=torch.int32)
     target = [int(p) + torch.arange(kept) for p in prefix_len]
     source = [int(p) + row[:kept].long() for p, row in zip(prefix_len, path, strict=True)]
     num_kept = torch.full((batch,), kept, dtype=torch.int32)
@@ -64,20 +65,17 @@ def index_copy(x: Inputs) -> list[Tensor]:
     return [*x.k, *x.v]
 
 
-def cases(quick: bool) -> Iterable[Case]:
-    models = [("30 layers, 3 heads of 64", 30, 3, 64)]
-    if not quick:
-        models.append(("16 layers, 8 heads of 128", 16, 8, 128))
-    for name, layers, heads, dim in models:
+def cases(options: Options) -> Iterable[Case]:
+    for model in MODELS[:1] if options.quick else MODELS:
         for batch in (1, 4):
-            width, kept = 32, 8
+            shape: dict[str, Any] = {"T": 32, "B": batch, "dtype": "bf16", **model, "kept": 8}
+            row = shape["Hkv"] * shape["D"] * DTYPE.itemsize
             yield Case(
-                name=f"{name}, B={batch}, T={width}, {kept} kept",
-                make=partial(
-                    make, layers=layers, batch=batch, heads=heads, dim=dim, width=width, kept=kept
-                ),
+                shape=shape,
+                make=partial(make, shape=shape),
                 run=ours,
                 reference=by_reference,
-                rivals={"index_copy_": index_copy},
-                bytes=2 * 2 * layers * batch * heads * dim * (kept - 1) * DTYPE.itemsize,
+                rivals={"index_copy": index_copy},
+                bytes=2 * 2 * shape["layers"] * batch * row * (shape["kept"] - 1),
+                in_place=True,
             )

@@ -1,76 +1,76 @@
-"""linear_small_m against torch.nn.functional.linear over every linear layer of SmolLM2-135M.
-
-    python -m bench.bench_linear_small_m --dtype bf16 --rows 1,4,8,9,16,32,64
-
-One sample runs all layers once, each with a weight of its own, so that weights come from memory
-and not from the caches; samples of the two alternate, and medians are printed.
-"""
+"""linear_small_m against torch.nn.functional.linear: every linear layer of SmolLM2-135M in one
+call, each with a weight of its own so that weights come from memory, and the shapes one by one."""
 
 from __future__ import annotations
 
-import argparse
-import platform
-import statistics
-import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
-from specdec_kernels import native
-from specdec_kernels.ops.linear_small_m import linear_small_m
+from bench.harness import Case, Options
+from specdec_kernels.ops import linear_small_m
+from specdec_kernels.ops.linear_small_m import reference
 
+MODEL = "smollm2-135m"
 LAYERS = 30
-SHAPES = [
-    (576, 576),
-    (192, 576),
-    (192, 576),
-    (576, 576),
-    (1536, 576),
-    (1536, 576),
-    (576, 1536),
-]
+LAYER = ((576, 576), (192, 576), (192, 576), (576, 576), (1536, 576), (1536, 576), (576, 1536))
 HEAD = (49152, 576)
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+ROWS = (1, 4, 8, 9, 16, 32, 64)
+SHAPE_ROWS = (1, 9, 32)
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-def sample(function, weights: list[Tensor], inputs: dict[int, Tensor]) -> float:
-    start = time.perf_counter()
-    for weight in weights:
-        function(inputs[weight.shape[1]], weight)
-    return (time.perf_counter() - start) * 1e3
+class Inputs(NamedTuple):
+    weights: list[Tensor]  # [N, K] each
+    x: dict[int, Tensor]  # [M, K] by K
 
 
-@torch.inference_mode()
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--dtype", choices=DTYPES, default="bf16")
-    parser.add_argument("--rows", default="1,2,4,6,8,9,12,16,24,32,48,64")
-    parser.add_argument("--samples", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    dtype = DTYPES[options.dtype]
-    weights = [torch.randn(shape).to(dtype) for shape in SHAPES * LAYERS + [HEAD]]
-    size = sum(weight.numel() for weight in weights)
-    isa = native.cpu.isa() if native.cpu is not None else "reference"
-    print(
-        f"{platform.processor() or platform.machine()}, {options.threads} threads, {isa}, ", end=""
+def make(seed: int, shapes: list[tuple[int, int]], rows: int, dtype: torch.dtype) -> Inputs:
+    g = torch.Generator().manual_seed(seed)
+    weights = [torch.randn(shape, generator=g).to(dtype) for shape in shapes]
+    depths = sorted({depth for _, depth in shapes})
+    return Inputs(weights, {k: torch.randn(rows, k, generator=g).to(dtype) for k in depths})
+
+
+def apply(function: Callable[[Tensor, Tensor], Tensor], inputs: Inputs) -> list[Tensor]:
+    """All layers; of layers of one shape the last result is kept."""
+    results = {w.shape: function(inputs.x[w.shape[1]], w) for w in inputs.weights}
+    return list(results.values())
+
+
+def close(got: list[Tensor], expected: list[Tensor]) -> None:
+    for mine, right in zip(got, expected, strict=True):
+        tolerance = float(right.abs().max()) * (1e-5 if right.dtype == torch.float32 else 2**-7)
+        torch.testing.assert_close(mine, right, rtol=0.0, atol=tolerance)
+
+
+def case(
+    shape: dict[str, Any], layers: list[tuple[int, int]], rows: int, dtype: torch.dtype
+) -> Case:
+    elements = sum(n * k + rows * (n + k) for n, k in layers)
+    return Case(
+        shape=shape,
+        make=partial(make, shapes=layers, rows=rows, dtype=dtype),
+        run=partial(apply, linear_small_m),
+        reference=partial(apply, reference.linear_small_m),
+        rivals={"torch_linear": partial(apply, linear)},
+        bytes=elements * dtype.itemsize,
+        flops=2 * rows * sum(n * k for n, k in layers),
+        check=close,
     )
-    print(f"torch {torch.__version__}, {options.dtype}, {size * dtype.itemsize / 1e6:.0f} MB")
-    print(f"{'M':>3} {'ours ms':>9} {'torch ms':>9} {'ratio':>6} {'GB/s':>6} {'GMAC/s':>7}")
-    for rows in map(int, options.rows.split(",")):
-        inputs = {depth: torch.randn(rows, depth).to(dtype) for depth in (576, 1536)}
-        y = linear_small_m(inputs[576], weights[0])
-        exact = inputs[576].double() @ weights[0].double().T
-        assert (y.double() - exact).abs().max() < exact.abs().max() * 2**-7
-        ours, rival = [], []
-        for _ in range(options.samples):
-            ours.append(sample(linear_small_m, weights, inputs))
-            rival.append(sample(torch.nn.functional.linear, weights, inputs))
-        mine, theirs = statistics.median(ours), statistics.median(rival)
-        rates = f"{size * dtype.itemsize / mine / 1e6:6.1f} {size * rows / mine / 1e6:7.1f}"
-        print(f"{rows:3d} {mine:9.2f} {theirs:9.2f} {theirs / mine:6.2f} {rates}", flush=True)
 
 
-if __name__ == "__main__":
-    main()
+def cases(options: Options) -> Iterable[Case]:
+    everything = [*LAYER * LAYERS, HEAD]
+    for name, dtype in DTYPES.items():
+        for rows in (1, 9, 32) if options.quick else ROWS:
+            shape: dict[str, Any] = {"model": MODEL, "M": rows, "dtype": name}
+            yield case(shape, everything, rows, dtype)
+        for n, k in sorted({*LAYER, HEAD}):
+            for rows in (9,) if options.quick else SHAPE_ROWS:
+                shape = {"M": rows, "K": k, "N": n, "dtype": name}
+                yield case(shape, [(n, k)], rows, dtype)

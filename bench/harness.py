@@ -2,38 +2,56 @@
 
 A file `bench/bench_NAME.py` offers one function::
 
-    def cases(quick: bool) -> Iterable[Case]: ...
+    def cases(options: Options) -> Iterable[Case]: ...
 
-Each `Case` is one row of the table per backend. `make(seed)` builds one set of inputs, the same one
-for the same seed; `run`, `reference` and every rival take that set and return what is compared. An
-op that works in place returns the tensors it changed. `bytes` counts what one call has to read and
-write at least. Nothing is timed before `run` (on every backend) and the rivals agree with
-`reference`. All of them are then timed in turns, one call each per round, over sets of inputs that
-together are larger than the last-level cache, and compared within the round: a machine that slows
-down slows all of them.
+Each `Case` is one row of the table per backend. `make(seed)` builds a set of inputs; `run`,
+`reference` and every rival take such a set and return what is compared. An op that works in place
+returns the tensors it changed and sets `in_place`. Nothing is timed before `run` (on every backend)
+and the rivals agree with `reference`. All of them are then timed in turns, one sample each per
+round, over sets of inputs that together are twice the last-level cache: a machine that slows down
+slows all of them.
 """
 
 from __future__ import annotations
 
 import math
-import os
-import platform
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from specdec_kernels import native
+from bench.machine import last_level_cache, machine
+from bench.roofs import Roofs
 from specdec_kernels.dispatch import use_backend, why_unavailable
 
-MAX_SETS = 64
+MAX_SETS = 1024
 MAX_SET_BYTES = 1 << 30
 SHORTEST_SAMPLE = 100e-6  # seconds; shorter calls are repeated, the clock costs too much otherwise
+SHORTEST_AVERAGE = 10e-3  # the same where a call's work depends on the set
+SLOW_CALL = 50e-3
+RIVALS = (
+    "sdpa_bool", "sdpa_folded", "flex", "hf_sdpa", "torch_batched", "hf_speculative_sampling",
+    "prompt_lookup", "ngram_lookup", "torch_linear", "index_copy",
+)  # fmt: skip
+OUTCOME = ("accepted", "rows", "rows_visited", "visited_bytes")
+
+Function = Callable[[Any], Any]
+
+
+class WrongResult(Exception):
+    """A contender disagrees with the reference."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line asks of the benchmarks."""
+
+    quick: bool = False
+    flex: bool = False
 
 
 def assert_same(got: Any, expected: Any) -> None:
@@ -43,16 +61,34 @@ def assert_same(got: Any, expected: Any) -> None:
 
 @dataclass(frozen=True)
 class Case:
-    """One shape of one op; see the head of this file."""
+    """One shape of one op; see the head of this file.
 
-    name: str
+    shape: what tells this case from the others, with "dtype" always: the record's "case".
+    bytes, flops: what one call has to read and write, and to compute, at least.
+    check: raises AssertionError unless its first argument agrees with the second, the reference's.
+    check_rival: the same for rivals, with the inputs as third argument; None takes `check`.
+    vary: the work depends on the values, so each set has a seed of its own; else they are copies.
+    facts: the keys of OUTCOME for the record's "case", from our results for all sets.
+    """
+
+    shape: dict[str, Any]
     make: Callable[[int], Any]
-    run: Callable[[Any], Any]
-    reference: Callable[[Any], Any]
+    run: Function
+    reference: Function
     bytes: int
-    rivals: dict[str, Callable[[Any], Any]] = field(default_factory=dict)
+    flops: int = 0
+    rivals: dict[str, Function] = field(default_factory=dict)
     backends: tuple[str, ...] = ("cpu",)
     check: Callable[[Any, Any], None] = assert_same
+    check_rival: Callable[[Any, Any, Any], None] | None = None
+    facts: Callable[[list[Any]], dict[str, Any]] | None = None
+    vary: bool = False
+    in_place: bool = False
+
+    def __post_init__(self) -> None:
+        unknown = set(self.rivals) - set(RIVALS)
+        if unknown:
+            raise ValueError(f"Case: expected rivals among {', '.join(RIVALS)}, got {unknown}")
 
 
 @dataclass(frozen=True)
@@ -72,42 +108,62 @@ class Sample:
         )
 
 
-def measure(op: str, case: Case, *, seconds: float) -> Iterator[dict[str, Any]]:
-    """Checks `case`, then times it for about `seconds` per contender; one record per backend."""
+@torch.inference_mode()
+def measure(op: str, case: Case, roofs: Roofs, *, seconds: float) -> list[dict[str, Any]]:
+    """Checks `case`, then times it for about `seconds`; one record per backend."""
     backends = [b for b in case.backends if why_unavailable(b, "cpu") is None]
-    contenders = {b: _on_backend(b, case.run) for b in backends} | case.rivals
-    with torch.inference_mode():
-        expected = case.reference(case.make(0))
-        for name, function in contenders.items():
-            try:
-                case.check(function(case.make(0)), expected)
-            except AssertionError as error:
-                raise AssertionError(f"{op}, {case.name}: {name} is wrong: {error}") from None
-        sets = _input_sets(case)
-        times = _time_in_turns(contenders, sets, seconds)
-    cold = len(sets) * case.bytes > last_level_cache()
-    for backend in backends:
-        ours = Sample.of(times[backend])
-        yield {
+    ours = {b: _on_backend(b, case.run) for b in backends}
+    inputs = case.make(0)
+    check(op, case, ours, inputs)
+    sets = input_sets(case, inputs)
+    shape = dict(case.shape)
+    if case.facts is not None:
+        shape |= case.facts([case.run(x) for x in sets])
+    shortest = SHORTEST_AVERAGE if case.vary else SHORTEST_SAMPLE
+    times = time_in_turns(ours | case.rivals, sets, seconds, shortest)
+    return [
+        {
             "op": op,
-            "case": case.name,
+            "case": shape,
             "backend": backend,
-            "threads": torch.get_num_threads(),
-            **ours.__dict__,
+            "threads": roofs.threads,
+            **Sample.of(times[backend]).__dict__,
             "bytes": case.bytes,
-            "gb_per_s": case.bytes / ours.ms / 1e6,
-            "cold": cold,
-            "rivals": {
-                name: {
-                    **Sample.of(times[name]).__dict__,
-                    "ratio": _ratio(times[name], times[backend]),
-                }
-                for name in case.rivals
-            },
+            "roof_ms": roofs.ms(case.bytes, case.flops, shape["dtype"]),
+            "rivals": {name: Sample.of(times[name]).ms for name in case.rivals},
+            "machine": machine() | {"gb_per_s": roofs.gb_per_s, "gflops": roofs.gflops},
         }
+        for backend in backends
+    ]
 
 
-def _on_backend(backend: str, run: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def check(op: str, case: Case, ours: dict[str, Function], inputs: Any) -> None:
+    """Holds everyone against the reference."""
+
+    def fresh() -> Any:
+        return copy_of(inputs) if case.in_place else inputs
+
+    expected = case.reference(fresh())
+    for name, function in (ours | case.rivals).items():
+        try:
+            got = function(fresh())
+            if name in ours or case.check_rival is None:
+                case.check(got, expected)
+            else:
+                case.check_rival(got, expected, inputs)
+        except AssertionError as error:
+            reason = " ".join(str(error).split())[:300]
+            raise WrongResult(f"{op}, {label(case.shape)}: {name} is wrong: {reason}") from None
+
+
+def label(shape: dict[str, Any]) -> str:
+    """What was measured, without what came out."""
+    return " ".join(
+        str(v) if k == "dtype" else f"{k}={v}" for k, v in shape.items() if k not in OUTCOME
+    )
+
+
+def _on_backend(backend: str, run: Function) -> Function:
     def call(inputs: Any) -> Any:
         with use_backend(backend):
             return run(inputs)
@@ -115,18 +171,32 @@ def _on_backend(backend: str, run: Callable[[Any], Any]) -> Callable[[Any], Any]
     return call
 
 
-def _ratio(rival: list[float], ours: list[float]) -> float:
-    """How many times longer the rival takes, compared round by round."""
-    return statistics.median(r / o for r, o in zip(rival, ours, strict=True))
+def number_of_sets(touched: int, held: int) -> int:
+    """Copies of which one is cold when its turn comes again, within MAX_SET_BYTES of memory.
+
+    touched: bytes that a call reads and writes. held: bytes of a copy.
+    """
+    wanted = math.ceil(2 * last_level_cache() / max(touched, 1))
+    return max(1, min(wanted, MAX_SET_BYTES // max(held, 1), MAX_SETS))
 
 
-def _input_sets(case: Case) -> list[Any]:
-    """Enough sets that one is cold when its turn comes again, within MAX_SET_BYTES of memory."""
-    first = case.make(0)
-    wanted = math.ceil(2 * last_level_cache() / max(case.bytes, 1))
-    affordable = MAX_SET_BYTES // max(_tensor_bytes(first), 1)
-    count = max(2, min(wanted, affordable, MAX_SETS))
-    return [first, *(case.make(seed) for seed in range(1, count))]
+def input_sets(case: Case, first: Any) -> list[Any]:
+    count = number_of_sets(case.bytes, _tensor_bytes(first))
+    others = range(1, count)
+    return [first, *(case.make(i) if case.vary else copy_of(first) for i in others)]
+
+
+def copy_of(value: Any) -> Any:
+    """The same values in tensors of their own; what is neither tensor nor container is shared."""
+    if isinstance(value, Tensor):
+        return value.clone()
+    if isinstance(value, dict):
+        return {key: copy_of(item) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(copy_of(item) for item in value))
+    if isinstance(value, (list, tuple)):
+        return type(value)(copy_of(item) for item in value)
+    return value
 
 
 def _tensor_bytes(value: Any) -> int:
@@ -139,13 +209,16 @@ def _tensor_bytes(value: Any) -> int:
     return sum(_tensor_bytes(item) for item in value)
 
 
-def _time_in_turns(
-    contenders: dict[str, Callable[[Any], Any]], sets: list[Any], seconds: float
+def time_in_turns(
+    contenders: dict[str, Function],
+    sets: list[Any],
+    seconds: float,
+    shortest: float = SHORTEST_SAMPLE,
 ) -> dict[str, list[float]]:
     """One list of seconds per call for each contender, index by index from the same round."""
     position = 0
 
-    def sample(function: Callable[[Any], Any], calls: int) -> float:
+    def sample(function: Function, calls: int) -> float:
         nonlocal position
         start = time.perf_counter()
         for _ in range(calls):
@@ -153,12 +226,14 @@ def _time_in_turns(
             position += 1
         return (time.perf_counter() - start) / calls
 
-    calls, longest = {}, 0.0
+    calls, one_round = {}, 0.0
     for name, function in contenders.items():
-        once = min(sample(function, 1) for _ in range(3))
-        calls[name] = max(1, math.ceil(SHORTEST_SAMPLE / once))
-        longest = max(longest, once * calls[name])
-    rounds = max(5, min(300, int(seconds / longest)))
+        once = sample(function, 1)
+        if once < SLOW_CALL:
+            once = min(sample(function, 1) for _ in range(3))
+        calls[name] = max(1, math.ceil(shortest / once))
+        one_round += once * calls[name]
+    rounds = max(3 if seconds < 0.5 else 5, min(1000, int(seconds / one_round)))
     times: dict[str, list[float]] = {name: [] for name in contenders}
     order = list(contenders)
     for _ in range(rounds):
@@ -166,49 +241,3 @@ def _time_in_turns(
             times[name].append(sample(contenders[name], calls[name]))
         order.append(order.pop(0))  # nobody always runs behind the same neighbour
     return times
-
-
-def last_level_cache() -> int:
-    """Bytes of the largest cache of CPU 0; 32 MiB when the system doesn't tell."""
-    sizes = [0]
-    for file in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
-        text = file.read_text().strip()
-        unit = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(text[-1:], 1)
-        sizes.append(int(text.rstrip("KMG")) * unit)
-    return max(sizes) or 32 << 20
-
-
-def machine() -> dict[str, Any]:
-    """What a number means nothing without."""
-    names = [platform.processor() or platform.machine()]
-    if Path("/proc/cpuinfo").exists():
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        names = [x.split(":")[1].strip() for x in lines if x.startswith("model name")] or names
-    return {
-        "cpu": names[0],
-        "cores": os.cpu_count(),
-        "isa": native.cpu.isa() if native.cpu is not None else None,
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.machine()}",
-    }
-
-
-def machine_line() -> str:
-    m = machine()
-    return (
-        f"{m['cpu']}, {m['cores']} cores, {m['isa'] or 'no compiled kernels'}, "
-        f"{m['threads']} threads; torch {m['torch']}, Python {m['python']}, {m['system']}"
-    )
-
-
-def table_row(record: dict[str, Any]) -> str:
-    """One printed line: ours, the spread, the bandwidth, and each rival with its ratio to ours."""
-    rivals = "  ".join(
-        f"{name} {r['ms']:.3f} ms ({r['ratio']:.2f}x)" for name, r in record["rivals"].items()
-    )
-    return (
-        f"  {record['case']:<40} {record['backend']:<9} {record['ms']:9.3f} ms "
-        f"[{record['p10']:.3f}, {record['p90']:.3f}] {record['gb_per_s']:7.2f} GB/s  {rivals}"
-    )

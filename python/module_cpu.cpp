@@ -7,11 +7,15 @@ namespace specdec {
 
 namespace py = pybind11;
 
+void bind_build_tree(py::module_& m);
 void bind_commit_kv(py::module_& m);
 void bind_linear_small_m(py::module_& m);
+void bind_ngram_index(py::module_& m);
 void bind_ngram_lookup(py::module_& m);
+void bind_probe(py::module_& m);
 void bind_rejection_sample(py::module_& m);
 void bind_sample(py::module_& m);
+void bind_topk_logprobs(py::module_& m);
 void bind_tree_attention(py::module_& m);
 void bind_verify_greedy(py::module_& m);
 
@@ -23,11 +27,15 @@ PYBIND11_MODULE(_cpu, m) {
   m.def("isa", [] { return isa_name(active_isa()); }, "The instruction set in use.");
   m.def("isa_request_refused", &isa_request_refused,
         "True when SPECDEC_CPU_ISA asks for what this machine or build lacks.");
+  bind_build_tree(m);
   bind_commit_kv(m);
   bind_linear_small_m(m);
+  bind_ngram_index(m);
   bind_ngram_lookup(m);
+  bind_probe(m);
   bind_rejection_sample(m);
   bind_sample(m);
+  bind_topk_logprobs(m);
   bind_tree_attention(m);
   bind_verify_greedy(m);
 }

@@ -86,6 +86,21 @@ def test_lengths_around_the_vector_blocks(backend, latest, length):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("latest", [True, False])
+@pytest.mark.parametrize("length", [32_768, 32_832, 32_833, 80_000])
+def test_matches_far_apart_in_long_texts(backend, latest, length):
+    tokens = torch.arange(length, dtype=torch.int32).repeat(2, 1)
+    options = dict(min_n=1, max_n=4, k=3, num_matches=4, latest=latest)
+    for end in (3, 64, 16_383, 32_703, 32_767, length // 2, length - 70, length - 9):
+        tokens[0, end - 3 : end + 1] = tokens[0, -4:]
+        lens = torch.tensor([length, length - 1], dtype=torch.int32)
+        expected = ngram_lookup(tokens, lens, **options, backend="reference")
+        result = ngram_lookup(tokens, lens, **options, backend=backend)
+        assert expected[1][0].any()
+        assert all(torch.equal(a, b) for a, b in zip(result, expected, strict=True))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_which_of_several_matches(backend):
     text = [1, 2, 3, 9, 1, 2, 3, 8, 1, 2, 3, 9, 5, 1, 2, 3]
     tokens, lens = batch_of([text])

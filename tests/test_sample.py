@@ -33,6 +33,47 @@ def test_same_bits_as_reference(backend, dtype, vocab):
         assert torch.equal(sample(logits, sampling, stream=stream, backend=backend), expected)
 
 
+def shaped(name, vocab, g):
+    """Rows whose nucleus is narrow, wide, a tie, or lies in one place."""
+    noise = torch.rand(vocab, generator=g) * 1e-3
+    if name == "decay":
+        return noise - torch.randperm(vocab, generator=g) / 40
+    if name == "slow decay":
+        return noise - torch.randperm(vocab, generator=g) / 4000
+    if name == "two plateaus":
+        row = torch.full((vocab,), -9.0)
+        row[torch.randperm(vocab, generator=g)[:60]] = 3.0
+        return row
+    if name == "few finite":
+        row = torch.full((vocab,), -math.inf)
+        row[torch.randperm(vocab, generator=g)[:7]] = noise[:7]
+        return row
+    row = noise - 30.0
+    row[vocab // 2 : vocab // 2 + 90] = noise[:90] * 1e3
+    return row
+
+
+@pytest.mark.parametrize("backend", NATIVE)
+@pytest.mark.parametrize("vocab", [5000, 50257])
+@pytest.mark.parametrize("name", ["decay", "slow decay", "two plateaus", "few finite", "one place"])
+def test_same_bits_however_the_nucleus_lies(backend, vocab, name):
+    g = torch.Generator().manual_seed(vocab)
+    filters = [
+        (top_k, top_p, min_p)
+        for top_k in (0, 1, 50, 90, 400)
+        for top_p in (1.0, 0.999, 0.9, 0.2, 0.0)
+        for min_p in (0.0, 0.05)
+    ]
+    top_k, top_p, min_p = (torch.tensor(x) for x in zip(*filters, strict=True))
+    sampling = SamplingParams.make(len(filters), seed=range(len(filters)), position=3)
+    sampling = sampling._replace(top_k=top_k.int(), top_p=top_p, min_p=min_p)
+    logits = shaped(name, vocab, g).expand(len(filters), -1)
+    for temperature in (0.7, 3.0):
+        sampling = sampling._replace(temperature=torch.full((len(filters),), temperature))
+        expected = sample(logits, sampling, backend="reference")
+        assert torch.equal(sample(logits, sampling, backend=backend), expected)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 3.0])
 def test_distribution(backend, temperature):

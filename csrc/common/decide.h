@@ -66,7 +66,7 @@ struct Chunks {
     const int64_t wanted = rows < threads ? (threads + rows - 1) / rows : 1;
     const int64_t most = (vocab + kSmallest - 1) / kSmallest;
     count = wanted < most ? wanted : most;
-    size = ((vocab + count - 1) / count + kBlock - 1) / kBlock * kBlock;
+    size = ((vocab + count - 1) / count + kStride - 1) / kStride * kStride;
     count = (vocab + size - 1) / size;
   }
 };
@@ -75,22 +75,25 @@ struct DecideWorkspace {
   Extreme* extremes;            // [rows, chunks]
   Drawn* drawn;                 // [rows, chunks]
   Distribution* distributions;  // [rows]
+  float* strides;               // [rows, num_strides]
 
-  bool allocate(int64_t rows, int64_t chunks) {
+  bool allocate(int64_t rows, int64_t chunks, int64_t row_strides) {
     const size_t pieces = size_t(rows) * size_t(chunks);
-    char* memory = static_cast<char*>(thread_scratch(
-        kDecideScratch,
-        pieces * (sizeof(Extreme) + sizeof(Drawn)) + size_t(rows) * sizeof(Distribution) + 64));
+    char* memory = static_cast<char*>(
+        thread_scratch(kDecideScratch, pieces * (sizeof(Extreme) + sizeof(Drawn)) +
+                                           size_t(rows) * sizeof(Distribution) +
+                                           size_t(rows * row_strides) * sizeof(float) + 64));
     extremes = reinterpret_cast<Extreme*>(memory);
     drawn = reinterpret_cast<Drawn*>(extremes + pieces);
     distributions = reinterpret_cast<Distribution*>(drawn + pieces);
+    strides = reinterpret_cast<float*>(distributions + rows);
     return memory != nullptr;
   }
 };
 
 template <class Rows>
 void find_extremes(const Rows& logits, const Decision* rows, int64_t num_rows, const Chunks& chunks,
-                   Extreme* extremes, int threads) {
+                   Extreme* extremes, float* strides, int threads) {
   const int64_t work = num_rows * chunks.count;
   const bool worth = work > 1 && num_rows * logits.vocab() > kSmallestParallel;
 #pragma omp parallel for num_threads(threads) schedule(static) if (worth)
@@ -98,7 +101,9 @@ void find_extremes(const Rows& logits, const Decision* rows, int64_t num_rows, c
     const Decision& row = rows[i / chunks.count];
     const int64_t begin = i % chunks.count * chunks.size;
     const int64_t end = begin + chunks.size < logits.vocab() ? begin + chunks.size : logits.vocab();
-    extremes[i] = find_extreme(logits.source(row.b, row.slot), begin, end);
+    float* row_strides =
+        strides == nullptr ? nullptr : strides + i / chunks.count * num_strides(logits.vocab());
+    extremes[i] = find_extreme(logits.source(row.b, row.slot), begin, end, row_strides);
   }
   for (int64_t r = 0; r < num_rows; ++r) {
     for (int64_t c = 1; c < chunks.count; ++c)
@@ -112,8 +117,8 @@ Status decide_greedy_rows(const Rows& logits, Decision* rows, int64_t num_rows, 
   if (num_rows == 0) return Status::ok;
   const Chunks chunks(num_rows, logits.vocab(), threads);
   DecideWorkspace work;
-  if (!work.allocate(num_rows, chunks.count)) return Status::out_of_memory;
-  find_extremes(logits, rows, num_rows, chunks, work.extremes, threads);
+  if (!work.allocate(num_rows, chunks.count, 0)) return Status::out_of_memory;
+  find_extremes(logits, rows, num_rows, chunks, work.extremes, nullptr, threads);
   for (int64_t r = 0; r < num_rows; ++r)
     decide_greedy(logits.source(rows[r].b, rows[r].slot), work.extremes[r * chunks.count],
                   rows[r].token, rows[r].status);
@@ -128,21 +133,28 @@ Status decide_rows(const Rows& logits, const SamplingArrays& sampling, uint32_t 
   const int64_t vocab = logits.vocab();
   const Chunks chunks(num_rows, vocab, threads);
   DecideWorkspace work;
-  if (!work.allocate(num_rows, chunks.count)) return Status::out_of_memory;
-  find_extremes(logits, rows, num_rows, chunks, work.extremes, threads);
+  const int64_t strides = num_strides(vocab);
+  if (!work.allocate(num_rows, chunks.count, strides)) return Status::out_of_memory;
+  find_extremes(logits, rows, num_rows, chunks, work.extremes, work.strides, threads);
   const auto row_of = [&](int64_t r) {
-    return Row<typename Rows::Source>(logits.source(rows[r].b, rows[r].slot),
-                                      sampling.temperature[rows[r].b],
-                                      work.extremes[r * chunks.count].largest);
+    return Row<typename Rows::Source>(
+        logits.source(rows[r].b, rows[r].slot), sampling.temperature[rows[r].b],
+        work.extremes[r * chunks.count].largest, work.strides + r * strides);
+  };
+  const auto noise_of = [&](int64_t r) {
+    return Noise(sampling.seed[rows[r].b], rows[r].position, stream);
   };
   int failed = 0;
 #pragma omp parallel for num_threads(threads)                                   \
     schedule(dynamic) if (num_rows > 1 && num_rows * vocab > kSmallestParallel) \
     reduction(+ : failed)
   for (int64_t r = 0; r < num_rows; ++r) {
-    work.distributions[r] = Distribution();
+    Distribution& distribution = work.distributions[r] = Distribution();
     failed += !distribution_of(row_of(r), work.extremes[r * chunks.count], sampling, rows[r].b,
-                               work.distributions[r]);
+                               distribution);
+    if (distribution.decided || !distribution.kept.is_listed()) continue;
+    distribution.token = draw_listed(distribution.kept.list, noise_of(r), nullptr, 0).id;
+    distribution.decided = true;
   }
   if (failed) return Status::out_of_memory;
   const int64_t pieces = num_rows * chunks.count;
@@ -153,8 +165,7 @@ Status decide_rows(const Rows& logits, const SamplingArrays& sampling, uint32_t 
     work.drawn[i] = Drawn();
     if (work.distributions[r].decided) continue;
     const int64_t end = begin + chunks.size < vocab ? begin + chunks.size : vocab;
-    const Noise noise(sampling.seed[rows[r].b], rows[r].position, stream);
-    work.drawn[i] = draw_kept(row_of(r), work.distributions[r].kept, noise, begin, end);
+    work.drawn[i] = draw_kept(row_of(r), work.distributions[r].kept, noise_of(r), begin, end);
   }
   for (int64_t r = 0; r < num_rows; ++r) {
     Drawn* drawn = work.drawn + r * chunks.count;

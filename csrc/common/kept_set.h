@@ -7,25 +7,23 @@
 #pragma once
 
 #include "common/rows.h"
+#include "common/top_keys.h"
 
 namespace specdec {
 namespace SPECDEC_ISA {
 namespace {
 
-constexpr int kCandidateScratch = 1;  // slot of thread_scratch
+// Slots of thread_scratch.
+constexpr int kCandidateScratch = 1;
+constexpr int kListScratch = 8;
+
+// Below this an element's mass rounds to 0 for every vocabulary.
+constexpr float kNegligible = -29.0f;
 
 struct Candidate {
   uint32_t key;  // orders as the value does
   int64_t weight;
 };
-
-SPECDEC_INLINE uint32_t ordered_key(float value) {
-  const uint32_t bits = bit_cast<uint32_t>(value + 0.0f);  // -0 becomes 0
-  return bits >> 31 ? ~bits : bits | 0x80000000u;
-}
-SPECDEC_INLINE float from_ordered_key(uint32_t key) {
-  return bit_cast<float>(key >> 31 ? key & 0x7fffffffu : ~key);
-}
 
 // Weights and counts by bin, bin 0 holding the largest values.
 template <int kBins>
@@ -91,8 +89,7 @@ template <Weight kWeight, class Source, class Visit>
 SPECDEC_INLINE void visit_weights(Row<Source> row, const KeptSet& kept, int64_t begin, int64_t end,
                                   int only_bin, Visit visit) {
   const float scale = power_of_two(mass_bits(row.size));
-  // Below this an element's mass rounds to 0 for every vocabulary.
-  const float negligible = kWeight == Weight::mass ? -29.0f : -kInfinity;
+  const float negligible = kWeight == Weight::mass ? kNegligible : -kInfinity;
   for (int64_t i = begin; i < end; i += kLanes) {
     const F32 values = row.values(i);
     I32 mask = kept.mask(values) & (values > negligible);
@@ -149,15 +146,134 @@ bool find_threshold(const Row<Source>& row, double target, KeptSet& kept) {
   return true;
 }
 
+// ---- few tokens: listed once, then filtered without looking at the row again
+
+// More than this many are not worth a list.
+inline int64_t longest_list(int64_t vocab) { return vocab / 8 + 512; }
+
+// Lists the tokens of value `floor` and above: only strides whose largest one is are read. An empty
+// list when there are too many, or no memory.
+template <class Source>
+TokenList list_tokens(Row<Source> row, float floor) {
+  const int64_t most = longest_list(row.size);
+  char* memory = static_cast<char*>(thread_scratch(kListScratch, size_t(most + kLanes) * 8));
+  TokenList list;
+  if (memory == nullptr) return list;
+  auto* ids = reinterpret_cast<int32_t*>(memory);
+  auto* values = reinterpret_cast<float*>(ids + most + kLanes);
+  for (int64_t start = 0; start < row.size; start += kStride) {
+    if (!(row.value_of(row.strides[start / kStride]) >= floor)) continue;
+    const int64_t stop = start + kStride < row.size ? start + kStride : row.size;
+    for (int64_t first = start; first < stop; first += kLanes) {
+      const F32 some = row.values(first);
+      if (!any(some >= floor)) continue;
+      if (list.size + kLanes > most) return TokenList();
+      for (int lane = 0; lane < kLanes; ++lane) {
+        ids[list.size] = int32_t(first + lane);
+        values[list.size] = some[lane];
+        list.size += some[lane] >= floor;
+      }
+    }
+  }
+  list.ids = ids;
+  list.values = values;
+  list.pad();
+  return list;
+}
+
+// Keeps what reaches the threshold.
+inline void shorten(KeptSet& kept) {
+  int64_t left = 0;
+  for (int64_t i = 0; i < kept.list.size; ++i) {
+    kept.list.ids[left] = kept.list.ids[i];
+    kept.list.values[left] = kept.list.values[i];
+    left += kept.list.values[i] >= kept.threshold;
+  }
+  kept.list.size = left;
+  kept.list.pad();
+}
+
+inline Candidate* candidates(int64_t size) {
+  return static_cast<Candidate*>(
+      thread_scratch(kCandidateScratch, size_t(size) * sizeof(Candidate)));
+}
+
+// The k-th largest stride bounds the k-th largest element from below. False when memory runs out;
+// kept.list stays empty where listing does not pay.
+template <class Source>
+bool list_top_k(const Row<Source>& row, int64_t top_k, KeptSet& kept) {
+  const int64_t strides = num_strides(row.size);
+  if (row.strides == nullptr || top_k > strides) return true;
+  Candidate* some = candidates(strides);
+  if (some == nullptr) return false;
+  for (int64_t i = 0; i < strides; ++i)
+    some[i] = Candidate{ordered_key(row.value_of(row.strides[i])), 1};
+  const float floor = refine(some, strides, double(top_k), 0);
+  kept.list = list_tokens(row, floor > kept.threshold ? floor : kept.threshold);
+  if (!kept.is_listed()) return true;
+  some = candidates(kept.list.size);
+  if (some == nullptr) return false;
+  for (int64_t i = 0; i < kept.list.size; ++i)
+    some[i] = Candidate{ordered_key(kept.list.values[i]), 1};
+  kept.threshold = refine(some, kept.list.size, double(top_k), 0);
+  shorten(kept);
+  return true;
+}
+
+// top_p within the list. False when memory runs out.
+inline bool shorten_to_mass(int64_t vocab, double target, KeptSet& kept) {
+  Candidate* some = candidates(kept.list.size);
+  if (some == nullptr) return false;
+  const float scale = power_of_two(mass_bits(vocab));
+  int64_t size = 0;
+  for (int64_t i = 0; i < kept.list.size; ++i) {
+    const float value = kept.list.values[i];
+    if (value > kNegligible) some[size++] = {ordered_key(value), to_mass(exp_(value), scale)};
+  }
+  kept.threshold = refine(some, size, target, 0);
+  shorten(kept);
+  return true;
+}
+
+// Lists the tokens near the maximum, further ones when these hold too little mass. False when
+// memory runs out; kept.list stays empty where listing does not pay.
+template <class Source>
+bool list_top_p(const Row<Source>& row, double share, KeptSet& kept) {
+  if (row.strides == nullptr) return true;
+  const double target = share * double(total_mass(row, kept));
+  const float floors[] = {-6.0f, -12.0f, kNegligible};
+  for (const float floor : floors) {
+    kept.list = list_tokens(row, floor);
+    if (!kept.is_listed()) return true;
+    if (double(total_mass(kept.list, row.size)) < target) continue;
+    return shorten_to_mass(row.size, target, kept);
+  }
+  kept.list = TokenList();
+  return true;
+}
+
 // In transformers' order: top_k, top_p, min_p. Ties at a threshold are kept, the largest always is.
+// False when memory runs out.
 template <class Source>
 bool find_kept_set(const Row<Source>& row, int32_t top_k, float top_p, float min_p, KeptSet& kept) {
-  if (top_k > 0 && top_k < row.size && !find_threshold<Weight::one>(row, double(top_k), kept))
-    return false;
-  if (top_p < 1.0f && !find_threshold<Weight::mass>(row, double(top_p), kept)) return false;
+  if (top_k > 0 && top_k < row.size) {
+    if (!list_top_k(row, top_k, kept)) return false;
+    if (!kept.is_listed() && !find_threshold<Weight::one>(row, double(top_k), kept)) return false;
+  }
+  if (top_p < 1.0f && kept.is_listed()) {
+    const double target = double(top_p) * double(total_mass(kept.list, row.size));
+    if (!shorten_to_mass(row.size, target, kept)) return false;
+  } else if (top_p < 1.0f) {
+    if (top_k <= 0 && !list_top_p(row, double(top_p), kept)) return false;
+    if (!kept.is_listed() && !find_threshold<Weight::mass>(row, double(top_p), kept)) return false;
+  }
   if (min_p > 0.0f) {
     const float floor = log_(min_p < 1.0f ? min_p : 1.0f);
     kept.threshold = floor > kept.threshold ? floor : kept.threshold;
+    if (kept.is_listed())
+      shorten(kept);
+    else if (row.strides != nullptr)
+      kept.list = list_tokens(row, kept.threshold);
   }
   return true;
 }

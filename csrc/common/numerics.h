@@ -32,17 +32,14 @@ SPECDEC_INLINE F splat(float value) {
   return value - F{};
 }
 
-// Within 1 ulp of the true value in [-87, 88.72]; 0 below, infinity above, NaN for NaN.
+// The bits of exp_ for x in [-87, 88.72]; anything elsewhere.
 template <class F>
-SPECDEC_INLINE F exp_(F x) {
+SPECDEC_INLINE F exp_in_range(F x) {
   using U = typename Lanes<F>::Uint;
-  constexpr float kLowest = -87.0f, kHighest = 0x1.62e42ep+6f;
   constexpr float kShifter = 0x1.8p+23f;  // adding it leaves a rounded integer in the low bits
-  F clamped = x < kLowest ? splat<F>(kLowest) : x;
-  clamped = clamped > kHighest ? splat<F>(kHighest) : clamped;
-  const F shifted = clamped * 0x1.715476p+0f + kShifter;
+  const F shifted = x * 0x1.715476p+0f + kShifter;
   const F n = shifted - kShifter;
-  F r = clamped - n * 0.693359375f;  // exact: few bits on both sides
+  F r = x - n * 0.693359375f;  // exact: few bits on both sides
   r = r - n * -2.12194440e-4f;
   F y = splat<F>(1.9875691500e-4f);
   y = y * r + 1.3981999507e-3f;
@@ -52,7 +49,16 @@ SPECDEC_INLINE F exp_(F x) {
   y = y * r + 5.0000001201e-1f;
   y = y * (r * r) + r;
   y = y + 1.0f;
-  y = bit_cast<F>(bit_cast<U>(y) + (bit_cast<U>(shifted) << 23));  // times 2^n
+  return bit_cast<F>(bit_cast<U>(y) + (bit_cast<U>(shifted) << 23));  // times 2^n
+}
+
+// Within 1 ulp of the true value in [-87, 88.72]; 0 below, infinity above, NaN for NaN.
+template <class F>
+SPECDEC_INLINE F exp_(F x) {
+  constexpr float kLowest = -87.0f, kHighest = 0x1.62e42ep+6f;
+  F clamped = x < kLowest ? splat<F>(kLowest) : x;
+  clamped = clamped > kHighest ? splat<F>(kHighest) : clamped;
+  F y = exp_in_range(clamped);
   y = x < kLowest ? splat<F>(0.0f) : y;
   y = x > kHighest ? splat<F>(__builtin_inff()) : y;
   return x != x ? x : y;

@@ -8,7 +8,11 @@ namespace specdec {
 namespace SPECDEC_ISA {
 namespace {
 
-constexpr int64_t kBlock = 4 * kLanes;  // tokens per call of the generator
+constexpr int64_t kBlock = 4 * kLanes;    // tokens per call of the generator
+constexpr int64_t kStride = 16 * kLanes;  // tokens whose largest logit is kept
+
+inline int64_t num_strides(int64_t vocab) { return (vocab + kStride - 1) / kStride; }
+
 // ---- the largest element
 
 struct Extreme {
@@ -25,9 +29,10 @@ struct Extreme {
   }
 };
 
+// begin is a multiple of kStride. Writes the largest element of every stride to `strides`, which
+// belongs to the whole row, or is null.
 template <class Source>
-Extreme find_extreme(Source row, int64_t begin, int64_t end) {
-  constexpr int64_t kStride = 32 * kLanes;
+Extreme find_extreme(Source row, int64_t begin, int64_t end, float* strides = nullptr) {
   Extreme result;
   I32 nan = {};
   result.id = begin;
@@ -44,6 +49,7 @@ Extreme find_extreme(Source row, int64_t begin, int64_t end) {
       largest[1] = vmax(b, largest[1]);
     }
     const F32 both = vmax(largest[0], largest[1]);
+    if (strides != nullptr) strides[start / kStride] = reduce_max(both);
     if (!any(both > result.largest)) continue;
     result.largest = reduce_max(both);
     at = start;
@@ -79,10 +85,12 @@ struct Row {
   Source source;
   int64_t size;
   float temperature;
-  float largest;  // of the logits / temperature
+  float largest;         // of the logits / temperature
+  const float* strides;  // the largest logit of every stride, or null
 
-  Row(const Source& logits, float row_temperature, float raw_largest)
-      : source(logits), size(logits.size()), temperature(row_temperature) {
+  Row(const Source& logits, float row_temperature, float raw_largest,
+      const float* stride_maxima = nullptr)
+      : source(logits), size(logits.size()), temperature(row_temperature), strides(stride_maxima) {
     if (!(temperature < 0x1.fffffep+127f)) temperature = 0x1.fffffep+127f;
     largest = raw_largest / temperature;
   }
@@ -94,16 +102,33 @@ struct Row {
       return select(scaled == kInfinity, broadcast(0.0f), broadcast(-kInfinity));
     return scaled - largest;
   }
-  float value(int64_t id) const {
-    const float scaled = source.value(id) / temperature;
+  float value(int64_t id) const { return value_of(source.value(id)); }
+  float value_of(float logit) const {
+    const float scaled = logit / temperature;
     if (largest == kInfinity) return scaled == kInfinity ? 0.0f : -kInfinity;
     return scaled - largest;
   }
 };
 
-// The tokens that the filters leave, as a threshold on a row's values.
+// Tokens, ascending, and their values; whole vectors, filled up with -infinity.
+struct TokenList {
+  int32_t* ids = nullptr;
+  float* values = nullptr;
+  int64_t size = 0;
+
+  int64_t padded() const { return (size + kLanes - 1) / kLanes * kLanes; }
+  void pad() {
+    for (int64_t i = size; i < padded(); ++i) ids[i] = 0, values[i] = -kInfinity;
+  }
+};
+
+// The tokens that the filters leave, as a threshold on a row's values. Where they are few they are
+// listed too, in memory of the thread that lasts until it filters its next row.
 struct KeptSet {
   float threshold = -0x1.fffffep+127f;
+  TokenList list;
+
+  bool is_listed() const { return list.ids != nullptr; }
 
   SPECDEC_INLINE I32 mask(F32 values) const { return values >= threshold; }
   bool has(float value) const { return value >= threshold; }
@@ -150,8 +175,16 @@ SPECDEC_INLINE int64_t sum_of_masses(int64_t vocab, Weights weights) {
   return total;
 }
 
+inline int64_t total_mass(const TokenList& list, int64_t vocab) {
+  const float scale = power_of_two(mass_bits(vocab));
+  int64_t total = 0;
+  for (int64_t i = 0; i < list.size; ++i) total += to_mass(exp_(list.values[i]), scale);
+  return total;
+}
+
 template <class Source>
 int64_t total_mass(Row<Source> row, const KeptSet& kept) {
+  if (kept.is_listed()) return total_mass(kept.list, row.size);
   return sum_of_masses(row.size, [&](int64_t first) {
     const F32 values = row.values(first);
     const I32 mask = kept.mask(values);
@@ -190,6 +223,15 @@ class GumbelScan {
       if (any(total > best_.score)) take(total, first + j * kLanes);
     }
   }
+  // A vector of scores of any tokens.
+  void tokens(F32 scores, U32 ids) {
+    U32 words[4];
+    philox<U32>(noise_, ids >> 2, words);
+    const U32 which = ids & 3u;
+    const U32 low = which == 0u ? words[0] : words[1], high = which == 2u ? words[2] : words[3];
+    const F32 total = scores + gumbel(to_uniform<F32>(which < 2u ? low : high));
+    for (int lane = 0; lane < kLanes; ++lane) take(total[lane], ids[lane]);
+  }
   const Drawn& best() const { return best_; }
 
  private:
@@ -200,11 +242,12 @@ class GumbelScan {
     return log2_u + (best_.score - slack - scores) * 1.4426950f <= 0.0f;
   }
   void take(F32 total, int64_t first) {
-    for (int lane = 0; lane < kLanes; ++lane) {
-      if (!(total[lane] > best_.score) || is_excluded(first + lane)) continue;
-      best_.score = total[lane];
-      best_.id = first + lane;
-    }
+    for (int lane = 0; lane < kLanes; ++lane) take(total[lane], first + lane);
+  }
+  void take(float total, int64_t id) {
+    if (!(total > best_.score) || is_excluded(id)) return;
+    best_.score = total;
+    best_.id = id;
   }
   bool is_excluded(int64_t id) const {
     for (int64_t i = 0; i < num_excluded_; ++i)
@@ -232,10 +275,19 @@ SPECDEC_INLINE Drawn draw(const Noise& noise, int64_t begin, int64_t end, Scores
   return scan.best();
 }
 
+inline Drawn draw_listed(const TokenList& list, const Noise& noise, const int64_t* excluded,
+                         int64_t num_excluded) {
+  GumbelScan scan(noise, excluded, num_excluded);
+  for (int64_t i = 0; i < list.size; i += kLanes)
+    scan.tokens(load(list.values + i), (U32) * (const I32Unaligned*)(list.ids + i));
+  return scan.best();
+}
+
 // Draws from the kept tokens begin..end, less the excluded ones.
 template <class Source>
 Drawn draw_kept(Row<Source> row, const KeptSet& kept, const Noise& noise, int64_t begin,
                 int64_t end, const int64_t* excluded = nullptr, int64_t num_excluded = 0) {
+  if (kept.is_listed()) return draw_listed(kept.list, noise, excluded, num_excluded);
   const auto scores = [&](int64_t first) {
     const F32 values = row.values(first);
     return select(kept.mask(values), values, broadcast(-kInfinity));

@@ -13,6 +13,8 @@
 
 #if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(__SSE2__)
+#include <emmintrin.h>
 #elif defined(__aarch64__)
 #include <arm_neon.h>
 #endif
@@ -239,10 +241,27 @@ SPECDEC_INLINE bool any(I32 mask) {
   return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) != 0;
 #elif defined(__AVX2__) && defined(SPECDEC_ISA_avx2)
   return !_mm256_testz_si256((__m256i)mask, (__m256i)mask);
+#elif defined(__SSE2__) && defined(SPECDEC_ISA_baseline)
+  return _mm_movemask_epi8((__m128i)mask) != 0;
 #else
   int32_t bits = 0;
   for (int lane = 0; lane < kLanes; ++lane) bits |= mask[lane];
   return bits != 0;
+#endif
+}
+
+// Whether one of the next count vectors holds value in some lane.
+template <int count>
+SPECDEC_INLINE bool any_equal(const int32_t* source, I32 value) {
+#if defined(__AVX512F__) && defined(SPECDEC_ISA_avx512)
+  __mmask16 found = 0;
+  for (int i = 0; i < count; ++i)
+    found |= _mm512_cmpeq_epi32_mask(_mm512_loadu_si512(source + i * kLanes), (__m512i)value);
+  return found != 0;
+#else
+  I32 found{};
+  for (int i = 0; i < count; ++i) found |= *(const I32Unaligned*)(source + i * kLanes) == value;
+  return any(found);
 #endif
 }
 

@@ -69,27 +69,48 @@ SPECDEC_INLINE void consider(Best& best, int64_t end, int64_t min_n) {
   if (length >= min_n && best.can_take(length)) best.take({end, length});
 }
 
-constexpr int64_t kBlock = 4 * kLanes;
+constexpr int kBlockVectors = 4;
+constexpr int64_t kBlock = kBlockVectors * kLanes;
+constexpr int64_t kSegment = 1 << 15;  // tokens; fits into every second-level cache
 
-SPECDEC_INLINE bool block_has(const int32_t* text, I32 token) {
-  I32 found{};
-  for (int i = 0; i < 4; ++i) found |= *(const I32Unaligned*)(text + i * kLanes) == token;
-  return any(found);
+void consider_range(Best& best, int64_t begin, int64_t end, int64_t min_n, bool latest) {
+  for (int64_t i = begin; i < end && !best.complete(); ++i)
+    consider(best, latest ? begin + end - 1 - i : i, min_n);
 }
 
+// The candidates of a whole block, vector by vector.
+SPECDEC_INLINE void consider_block(Best& best, int64_t begin, int64_t min_n, I32 token,
+                                   bool latest) {
+  if (!any_equal<kBlockVectors>(best.text + begin, token)) return;
+  for (int v = 0; v < kBlockVectors; ++v) {
+    const int64_t first = begin + (latest ? kBlockVectors - 1 - v : v) * kLanes;
+    if (any_equal<1>(best.text + first, token))
+      consider_range(best, first, first + kLanes, min_n, latest);
+  }
+}
+
+// Where the first block with `token` begins, else `end`.
+SPECDEC_INLINE int64_t first_block(const int32_t* text, int64_t begin, int64_t end, I32 token) {
+  while (begin < end && !any_equal<kBlockVectors>(text + begin, token)) begin += kBlock;
+  return begin;
+}
+
+// Memory is fastest to read upwards, so that a segment is walked down only as far as its first
+// candidate.
 void find(Best& best, int64_t min_n, bool latest) {
   const int64_t count = best.len - 1;  // candidate positions
   if (count < 1) return;
   const I32 token = broadcast_i32(best.text[count]);
-  const int64_t blocks = (count + kBlock - 1) / kBlock;
-  for (int64_t i = 0; i < blocks; ++i) {
-    const int64_t begin = (latest ? blocks - 1 - i : i) * kBlock;
-    const int64_t end = begin + kBlock < count ? begin + kBlock : count;
-    if (end - begin == kBlock && !block_has(best.text + begin, token)) continue;
-    for (int64_t j = begin; j < end && !best.complete(); ++j)
-      consider(best, latest ? begin + end - 1 - j : j, min_n);
-    if (best.complete()) return;
+  const int64_t whole = count - count % kBlock;
+  if (latest) consider_range(best, whole, count, min_n, true);
+  for (int64_t done = 0; done < whole && !best.complete(); done += kSegment) {
+    const int64_t size = kSegment < whole - done ? kSegment : whole - done;
+    const int64_t begin = latest ? whole - done - size : done, end = begin + size;
+    const int64_t first = first_block(best.text, begin, end, token);
+    for (int64_t i = first; i < end && !best.complete(); i += kBlock)
+      consider_block(best, latest ? first + end - kBlock - i : i, min_n, token, latest);
   }
+  if (!latest) consider_range(best, whole, count, min_n, false);
 }
 
 void lookup_row(const NgramLookupParams& p, int64_t b) {

@@ -70,7 +70,7 @@ class BlockRule : Verification<Rows> {
       Child child;
       if (!ok || !read_child(slot, child)) return false;
       status_ |= target.distribution.status;
-      target.find_total();
+      target.find_total(slot > 0);
       if (slot == 0 ||
           coin(noise(kAcceptStream), uint32_t(slot)) < likelihood(target, child, weight)) {
         last_ = slot;

@@ -12,26 +12,33 @@ namespace {
 constexpr int kDraftScratch = 3;
 constexpr int kRejectedScratch = 4;
 constexpr int kResidualScratch = 6;
+constexpr int kStrideScratch = 7;
+constexpr int kWeightScratch = 9;
 
 // What the target may emit after a node; one-hot where that is decided.
 template <class Source>
 class Target {
  public:
-  Target(const Source& logits, float temperature, const Extreme& extreme)
-      : row(logits, temperature, extreme.largest), distribution() {}
+  Target(const Source& logits, float temperature, const Extreme& extreme, const float* strides)
+      : row(logits, temperature, extreme.largest, strides), distribution() {}
 
   Row<Source> row;
   Distribution distribution;
 
   bool decided() const { return distribution.decided; }
   int64_t token() const { return distribution.token; }
-  // Call before asking for probabilities.
-  void find_total() {
-    total_ =
-        decided() ? 1.0f : mass_as_float(total_mass(row, distribution.kept), mass_bits(row.size));
+  // Call before asking for probabilities. keeps_weights: they will be asked for more than once.
+  void find_total(bool keeps_weights = false) {
+    if (decided()) return;
+    if (keeps_weights && !distribution.kept.is_listed())
+      weights_ = static_cast<float*>(
+          thread_scratch(kWeightScratch, size_t(row.size + kLanes) * sizeof(float)));
+    const int64_t mass = weights_ == nullptr ? total_mass(row, distribution.kept) : keep_weights();
+    total_ = mass_as_float(mass, mass_bits(row.size));
   }
   SPECDEC_INLINE F32 probabilities(int64_t first) {
     if (decided()) return one_hot(token(), first);
+    if (weights_ != nullptr) return load_upto(weights_ + first, row.size - first, 0.0f) / total_;
     const F32 values = row.values(first);
     const I32 kept = distribution.kept.mask(values);
     if (!any(kept)) return broadcast(0.0f);
@@ -54,7 +61,17 @@ class Target {
   }
 
  private:
+  int64_t keep_weights() {
+    return sum_of_masses(row.size, [&](int64_t first) {
+      const F32 values = row.values(first);
+      const F32 weights = select(distribution.kept.mask(values), exp_(values), broadcast(0.0f));
+      store(weights_ + first, weights);
+      return weights;
+    });
+  }
+
   float total_ = 1.0f;
+  float* weights_ = nullptr;
 };
 
 // Draws from the residual that `left(first)` gives, from the whole target when that is empty.
@@ -87,20 +104,25 @@ void read_draft_row(const T* logits, int64_t vocab, const int64_t* map, Draft& d
   draft.status = extreme.has_nan ? kRowNan : extreme.largest == -kInfinity ? kRowEmpty : kRowOk;
   if (draft.status != kRowOk) return;
   Row<PlainSource<T>> row(source, 1.0f, extreme.largest);
-  const float total = mass_as_float(total_mass(row, KeptSet()), mass_bits(vocab));
   for (int64_t id = map == nullptr ? vocab : 0; id < draft.size; ++id) draft.q[id] = 0.0f;
-  for (int64_t first = 0; first < vocab; first += kLanes) {
-    const F32 probability = exp_(row.values(first)) / total;
+  const int64_t mass = sum_of_masses(vocab, [&](int64_t first) {
+    const F32 values = row.values(first);
+    const F32 weights = select(KeptSet().mask(values), exp_(values), broadcast(0.0f));
     const int64_t left = vocab - first;
     if (map == nullptr && left >= kLanes) {
-      store(draft.q + first, probability);
-      continue;
+      store(draft.q + first, weights);
+      return weights;
     }
     for (int lane = 0; lane < (left < kLanes ? int(left) : kLanes); ++lane) {
       const int64_t id = map == nullptr ? first + lane : map[first + lane];
-      if (id >= 0 && id < draft.size) draft.q[id] = probability[lane];
+      if (id >= 0 && id < draft.size) draft.q[id] = weights[lane];
     }
-  }
+    return weights;
+  });
+  const float total = mass_as_float(mass, mass_bits(vocab));
+  int64_t id = 0;
+  for (; id + kLanes <= draft.size; id += kLanes) store(draft.q + id, load(draft.q + id) / total);
+  for (; id < draft.size; ++id) draft.q[id] = draft.q[id] / total;
 }
 
 // False when memory runs out.
@@ -139,8 +161,11 @@ class Verification {
   // The target after a slot; ok is false when memory runs out.
   Target<Source> target_at(int64_t slot, bool& ok) const {
     const Source source = logits_.source(b_, slot);
-    const Extreme extreme = find_extreme(source, 0, logits_.vocab());
-    Target<Source> target(source, p_.sampling.temperature[b_], extreme);
+    const int64_t strides = num_strides(logits_.vocab());
+    auto* maxima =
+        static_cast<float*>(thread_scratch(kStrideScratch, size_t(strides) * sizeof(float)));
+    const Extreme extreme = find_extreme(source, 0, logits_.vocab(), maxima);
+    Target<Source> target(source, p_.sampling.temperature[b_], extreme, maxima);
     ok = distribution_of(target.row, extreme, p_.sampling, b_, target.distribution);
     return target;
   }

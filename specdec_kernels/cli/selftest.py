@@ -147,6 +147,24 @@ def _sample(op: Callable, backend: str, device: str) -> list[Tensor]:
     return [op(logits, _sampling(64, device), backend=backend)]
 
 
+def _topk_logprobs(op: Callable, backend: str, device: str) -> list[Tensor]:
+    results = []
+    for dtype in DTYPES:
+        logits = _random(3, 1000, seed=10, device=device, dtype=dtype)
+        results += op(logits, 10, backend=backend)
+    return results
+
+
+def _build_tree(op: Callable, backend: str, device: str) -> list[Tensor]:
+    steps = -_random(2, 90, seed=11, device=device).abs()
+    token_ids = torch.arange(90, device=device).expand(2, -1) % 37
+    parents = torch.arange(-9, 81, device=device).div(9, rounding_mode="floor").int()
+    scores = steps.cumsum(1) / 9
+    root, max_nodes = token_ids[:, 0], _int32([70, 12], device)
+    columns = (root, token_ids, scores, parents.expand(2, -1))
+    return list(op(*columns, max_nodes=max_nodes, width=70, backend=backend)[:5])
+
+
 def _ngram_lookup(op: Callable, backend: str, device: str) -> list[Tensor]:
     generator = torch.Generator().manual_seed(5)
     tokens = torch.randint(0, 4, (3, 50), generator=generator, dtype=torch.int32).to(device)
@@ -172,6 +190,8 @@ CASES: dict[str, Case] = {
     "verify_greedy": _verify_greedy,
     "rejection_sample": _rejection_sample,
     "sample": _sample,
+    "topk_logprobs": _topk_logprobs,
+    "build_tree": _build_tree,
     "ngram_lookup": _ngram_lookup,
     "commit_kv_": _commit_kv,
     "linear_small_m": _linear_small_m,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from specdec_kernels.ops.ngram_lookup import ngram_lookup
+from specdec_kernels.drafting.search import Search, make_search
 from specdec_kernels.tree import ROOT_PARENT, Decision, DraftTree, SamplingParams
 
 CONFIDENT_LENGTHS = (2, 4, 8)
@@ -33,36 +33,22 @@ class NgramDrafter:
         self.num_matches = num_matches
         self.max_draft = max_draft
         self.eos_token_ids = eos_token_ids
+        self._search: Search | None = None
         self._found: list[list[list[int]]] = []
 
     def begin(self, tokens: Tensor, lens: Tensor, features: Tensor | None) -> None:
         self._found = []
+        self._search = self._new_search(tokens)
+        self._search.begin(tokens, lens)
 
     def confidence(self, tokens: Tensor, lens: Tensor) -> list[int]:
         """0 without a match, else 1 + how many of CONFIDENT_LENGTHS the longest match reaches."""
-        ids, num = ngram_lookup(
-            tokens,
-            lens,
-            min_n=self.min_n,
-            max_n=self.max_n,
-            k=self.max_draft,
-            num_matches=self.num_matches,
-        )
-        self._found = [
-            [self._until_eos(draft[:n]) for draft, n in zip(row, counts, strict=True) if n]
-            for row, counts in zip(ids.tolist(), num.tolist(), strict=True)
-        ]
-        classes = [int(bool(found)) for found in self._found]
-        for length in CONFIDENT_LENGTHS:
-            if length > self.max_n or not any(classes):
-                break
-            longer = max(length, self.min_n)
-            _, num = ngram_lookup(tokens, lens, min_n=longer, max_n=longer, k=1)
-            reached = num.flatten().tolist()
-            if not any(reached):
-                break
-            classes = [c + int(n > 0) for c, n in zip(classes, reached, strict=True)]
-        return classes
+        if self._search is None:
+            self._search = self._new_search(tokens)
+        drafts, lengths = self._search.find(tokens, lens)
+        self._found = [[self._until_eos(draft) for draft in row] for row in drafts]
+        usual = [length for length in CONFIDENT_LENGTHS if length <= self.max_n]
+        return [int(n > 0) + sum(n >= length for length in usual) for n in lengths]
 
     def propose(
         self,
@@ -84,11 +70,21 @@ class NgramDrafter:
     def commit(self, decision: Decision, features: Tensor | None) -> None:
         pass
 
+    def _new_search(self, tokens: Tensor) -> Search:
+        return make_search(
+            tokens.device.type,
+            min_n=self.min_n,
+            max_n=self.max_n,
+            k=self.max_draft,
+            num_matches=self.num_matches,
+            lengths=CONFIDENT_LENGTHS,
+        )
+
     def _until_eos(self, draft: list[int]) -> list[int]:
-        for i, token in enumerate(draft):
-            if token in self.eos_token_ids:
-                return draft[: i + 1]
-        return draft
+        if self.eos_token_ids.isdisjoint(draft):
+            return draft
+        end = next(i for i, token in enumerate(draft) if token in self.eos_token_ids)
+        return draft[: end + 1]
 
 
 def merge(
