@@ -43,8 +43,8 @@ lint: $(STAMPS)/lint
 	@echo "==> clang-format"; $(VENV)/bin/clang-format --dry-run -Werror $(CPP_SOURCES)
 	@echo "==> mypy"; $(PY) -m mypy
 
-# A copy of the package with a module of its own; leaks are those of Python and torch. The report of a
-# crash is in build/sanitize/report.*, as pytest holds back what a dying process prints.
+# A copy of the package with a module of its own; leaks are those of Python and torch. -s: pytest would
+# hold back what a dying process prints.
 SANITIZED := build/sanitize/package
 sanitize: $(STAMPS)/test
 	@$(VENV)/bin/cmake -S . -B build/sanitize -G Ninja -DSPECDEC_SANITIZE=ON -DSPECDEC_CUDA=OFF \
@@ -55,9 +55,8 @@ sanitize: $(STAMPS)/test
 	@find specdec_kernels -name '*.py' -exec cp --parents {} $(SANITIZED) \;
 	@cd $(SANITIZED) && \
 	  LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
-	  ASAN_OPTIONS=detect_leaks=0:log_path=$(CURDIR)/build/sanitize/report \
-	  UBSAN_OPTIONS=print_stacktrace=1:log_path=$(CURDIR)/build/sanitize/report \
-	  $(CURDIR)/$(PY) -m pytest -q -p no:cacheprovider --rootdir $(CURDIR) -c $(CURDIR)/pyproject.toml \
+	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
+	  $(CURDIR)/$(PY) -m pytest -q -s -p no:cacheprovider --rootdir $(CURDIR) -c $(CURDIR)/pyproject.toml \
 	  $(CURDIR)/tests --ignore $(CURDIR)/tests/hf --ignore $(CURDIR)/tests/test_packaging.py \
 	  --ignore $(CURDIR)/tests/test_cli.py -k "not compile" $(ARGS)
 

@@ -37,14 +37,15 @@ template <class T, int kPart>
 SPECDEC_INLINE F32 part(const T* source) {
   return load(source + kPart * kLanes);
 }
+typedef I32 PairsUnaligned __attribute__((aligned(2), may_alias));  // a row may start anywhere
 template <>
 SPECDEC_INLINE F32 part<BFloat16, 0>(const BFloat16* source) {
-  const I32 pairs = *(const I32Unaligned*)source;
+  const I32 pairs = *(const PairsUnaligned*)source;
   return bit_cast<F32>(bit_cast<U32>(pairs) << 16);
 }
 template <>
 SPECDEC_INLINE F32 part<BFloat16, 1>(const BFloat16* source) {
-  const I32 pairs = *(const I32Unaligned*)source;
+  const I32 pairs = *(const PairsUnaligned*)source;
   return bit_cast<F32>(bit_cast<U32>(pairs) & kOddElements);
 }
 

@@ -23,7 +23,7 @@ from specdec_kernels.dispatch import why_unavailable
 from specdec_kernels.ops.linear_small_m import linear_small_m
 
 MAX_ROWS = 64
-MEASURED_ROWS = (1, 8, 64)
+MEASURED_ROWS = (1, 8, 16, 32, 64)
 ROUNDS = 6
 SAMPLE = 8
 SECONDS_PER_SHAPE = 0.05
