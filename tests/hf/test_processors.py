@@ -186,7 +186,7 @@ def assert_exercised(drafts, metrics, drafter):
 @pytest.mark.parametrize("drafts", [holds, fails, third_is_wrong], ids=lambda d: d.__name__)
 @pytest.mark.parametrize("size", [1, 3])
 @pytest.mark.parametrize("name", [*IN_KERNEL, *ON_THE_WALK])
-def test_greedy_equals_plain(name, size, drafts, monkeypatch):
+def test_greedy_joint_with_drafters_equals_plain(name, size, drafts, monkeypatch):
     """A25, D05."""
     expected, chosen = plain(name, size), rows()[:size]
     eos = settings(name, size).get("eos_token_id")
@@ -228,7 +228,7 @@ def test_ignored_prompts_of_different_lengths(lengths, monkeypatch):
 
 
 @pytest.mark.parametrize("drafts", [holds, fails, third_is_wrong], ids=lambda d: d.__name__)
-def test_a_processor_with_state_is_called_as_plain_calls_it(drafts, monkeypatch):
+def test_a_processor_with_state_joint_with_drafters(drafts, monkeypatch):
     """C20, D12: once per emitted token, in order, on the true prefix."""
     chosen = rows()[2:]
     theirs, ours = Counting(), Counting()
