@@ -57,6 +57,11 @@ struct Histogram {
   }
 };
 
+inline Candidate* candidates(int64_t size) {
+  return static_cast<Candidate*>(
+      thread_scratch(kCandidateScratch, size_t(size) * sizeof(Candidate)));
+}
+
 inline float refine(Candidate* list, int64_t size, double target, int64_t above) {
   Histogram<256> histogram;
   uint32_t key = 0;
@@ -135,8 +140,7 @@ bool find_threshold(const Row<Source>& row, double target, KeptSet& kept) {
   int64_t above = 0;
   const int chosen = histogram.crossing(target, above);
   const int64_t size = histogram.bins[chosen].count;
-  auto* list =
-      static_cast<Candidate*>(thread_scratch(kCandidateScratch, size_t(size) * sizeof(Candidate)));
+  Candidate* list = candidates(size);
   if (list == nullptr) return false;
   int64_t filled = 0;
   visit_weights<kWeight>(row, kept, 0, row.size, chosen, [&](int32_t, float value, int64_t weight) {
@@ -191,11 +195,6 @@ inline void shorten(KeptSet& kept) {
   }
   kept.list.size = left;
   kept.list.pad();
-}
-
-inline Candidate* candidates(int64_t size) {
-  return static_cast<Candidate*>(
-      thread_scratch(kCandidateScratch, size_t(size) * sizeof(Candidate)));
 }
 
 // The k-th largest stride bounds the k-th largest element from below. False when memory runs out;

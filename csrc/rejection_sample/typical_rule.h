@@ -31,7 +31,7 @@ class TypicalRule : Verification<Rows> {
   // Levels below the root of every slot that stands, -1 for the others.
   bool find_depths() {
     depths_ = static_cast<int32_t*>(
-        thread_scratch(kRejectedScratch, size_t(p_.window.width) * 2 * sizeof(int32_t)));
+        thread_scratch(kRejectedScratch, size_t(p_.window.width) * 3 * sizeof(int32_t)));
     if (depths_ == nullptr) return false;
     for (int64_t slot = 1; slot < window_.num_nodes; ++slot) depths_[slot] = -1;
     depths_[0] = 0;
@@ -43,6 +43,7 @@ class TypicalRule : Verification<Rows> {
       bool ok = true;
       Target<Source> target = this->target_at(slot, ok);
       if (!ok) return false;
+      statuses()[slot] = target.distribution.status;
       target.find_total();
       const float lowest = bound(target);
       for (; child >= 0; child = window_.next_child(slot, child))
@@ -73,16 +74,18 @@ class TypicalRule : Verification<Rows> {
     const int64_t depth = depths_[best_];
     for (int64_t slot = best_, i = depth; i >= 0; --i, slot = window_.parents[slot])
       path[i] = int32_t(slot);
-    for (int64_t i = 0; i <= depth; ++i) {
-      bool ok = true;
-      Target<Source> target = this->target_at(path[i], ok);
-      if (!ok) return false;
-      const Noise noise(p_.sampling.seed[b_], p_.sampling.position[b_] + i, kBonusStream);
-      const int64_t token = i < depth ? window_.tokens[path[i + 1]] : target.draw_from_all(noise);
-      result_.append(path[i], token, target.distribution.status);
-    }
+    for (int64_t i = 0; i < depth; ++i)
+      result_.append(path[i], window_.tokens[path[i + 1]], statuses()[path[i]]);
+    bool ok = true;
+    Target<Source> last = this->target_at(best_, ok);
+    if (!ok) return false;
+    const Noise noise(p_.sampling.seed[b_], p_.sampling.position[b_] + depth, kBonusStream);
+    result_.append(best_, last.draw_from_all(noise), last.distribution.status);
     return true;
   }
+
+  // Of slots with children that stand.
+  int32_t* statuses() const { return depths_ + 2 * p_.window.width; }
 
   int32_t* depths_ = nullptr;
   int64_t best_ = 0;

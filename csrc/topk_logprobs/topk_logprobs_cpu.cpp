@@ -98,7 +98,6 @@ class MassSum {
 template <class T>
 int64_t sum_exponentials(const T* row, int64_t begin, int64_t end, const float* maxima,
                          float largest, int bits) {
-  constexpr float kNegligible = -29.0f;  // below, as for NaN, the mass is 0
   const float scale = power_of_two(bits);
   MassSum sum;
   const auto add = [&](F32 logits) __attribute__((always_inline)) {

@@ -128,8 +128,7 @@ def block_position(step: Tensor, depth: int) -> Tensor:
 def _cpu(target_logits, draft_token_ids, parents, num_nodes, *args):
     *fields, draft_logits, vocab_map, rule, threshold, alpha = args
     rule = reference.resolve(rule, draft_logits)
-    valid = reference.valid_slots(num_nodes, parents.shape[1])
-    reference.expect_chains(rule, parents, valid, draft_logits is not None)
+    reference.expect_chains(rule, parents, num_nodes, draft_logits is not None)
     outputs = new_acceptance(draft_token_ids)
     window = [x.contiguous() for x in (draft_token_ids, parents, num_nodes)]
     native.cpu.rejection_sample(

@@ -71,7 +71,7 @@ def rejection_sample(
 ) -> Acceptance:
     rule = resolve(rule, draft_logits)
     valid = valid_slots(num_nodes, draft_token_ids.shape[1])
-    expect_chains(rule, parents, valid, draft_logits is not None)
+    expect_chains(rule, parents, num_nodes, draft_logits is not None)
     row = valid.nonzero()[:, 0]
     edits = sampling.edits
     if edits.allowed_tokens is not None:
@@ -118,11 +118,12 @@ def resolve(rule: str, draft_logits: Tensor | None) -> str:
     return rule
 
 
-def expect_chains(rule: str, parents: Tensor, valid: Tensor, has_draft_logits: bool) -> None:
+def expect_chains(rule: str, parents: Tensor, num_nodes: Tensor, has_draft_logits: bool) -> None:
     """`block` and, with draft logits, `token` speak of chains only."""
     if rule != "block" and not (rule == "token" and has_draft_logits):
         return
     slots = torch.arange(-1, parents.shape[1] - 1, device=parents.device)
+    valid = valid_slots(num_nodes, parents.shape[1])
     if bool(((parents != slots) & valid)[:, 1:].any()):
         which = "rule 'block'" if rule == "block" else "rule 'token' with draft_logits"
         raise ValueError(
