@@ -26,7 +26,7 @@ cpu, cpu_error = _load("_cpu", "C++ compiler")
 cuda, cuda_error = _load("_cuda", "CUDA compiler (nvcc 12.8 or newer)")
 if cpu is not None and cpu.isa_request_refused():
     raise ImportError(
-        "SPECDEC_CPU_ISA: expected baseline, avx2 or avx512, supported by this machine "
+        "SPECDEC_CPU_ISA: expected baseline, avx2, avx512, avx512_bf16 or amx, supported by this machine "
         f"(best here: {cpu.isa()})"
     )
 

@@ -26,4 +26,4 @@ struct LinearSmallMParams {
 
 }  // namespace specdec
 
-SPECDEC_CPU_OP(linear_small_m, LinearSmallMParams)
+SPECDEC_CPU_OP_BF16(linear_small_m, LinearSmallMParams)

@@ -22,11 +22,11 @@ enum class Arithmetic : int { fp32_fma = 0, bf16_dot = 1, bf16_tiles = 2 };
 struct ComputeProbeParams {
   Arithmetic arithmetic;
   int64_t rounds;
-  double* flops;  // of all threads; 0 when the CPU lacks the instruction
+  double* flops;  // of all threads; 0 when the instruction set lacks it
   int num_threads;
 };
 
 }  // namespace specdec
 
-SPECDEC_CPU_OP(read_probe, ReadProbeParams)
-SPECDEC_CPU_OP(compute_probe, ComputeProbeParams)
+SPECDEC_CPU_OP_BF16(read_probe, ReadProbeParams)
+SPECDEC_CPU_OP_BF16(compute_probe, ComputeProbeParams)

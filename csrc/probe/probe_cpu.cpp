@@ -1,16 +1,7 @@
 #include "probe/probe.h"
 
-#include "common/vec.h"
-
-#if defined(SPECDEC_ISA_avx512) && defined(__AVX512F__)
-#include <cpuid.h>
-#define SPECDEC_PROBE_BF16 1
-#if defined(__linux__)
-#include <sys/syscall.h>
-#include <unistd.h>
-#define SPECDEC_PROBE_TILES 1
-#endif
-#endif
+#include "common/amx.h"
+#include "common/bf16_dot.h"
 
 namespace specdec {
 namespace SPECDEC_ISA {
@@ -57,79 +48,47 @@ double fp32_fma(int64_t rounds) {
   return 2.0 * kChains * kLanes * double(rounds);
 }
 
-#if defined(SPECDEC_PROBE_BF16)
-bool has_bf16_dot() {
-  unsigned a = 0, b = 0, c = 0, d = 0;
-  return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1);
-}
-
-__attribute__((target("avx512f,avx512bf16"))) double bf16_dot(int64_t rounds) {
-  const __m512bh ones = (__m512bh)_mm512_set1_epi32(0x3f803f80);
-  const __m512bh halves = (__m512bh)_mm512_set1_epi32(0x3f003f00);
-  __m512 sums[kChains];
-  for (int i = 0; i < kChains; ++i) sums[i] = _mm512_set1_ps(kept * 0.0f + float(i));
+double bf16_dot(int64_t rounds) {
+  const U32 ones = U32{} + 0x3f803f80u, halves = U32{} + 0x3f003f00u;
+  F32 sums[kChains];
+  for (int i = 0; i < kChains; ++i) sums[i] = broadcast(kept * 0.0f + float(i));
   for (int64_t round = 0; round < rounds; ++round)
-    for (int i = 0; i < kChains; ++i) sums[i] = _mm512_dpbf16_ps(sums[i], ones, halves);
-  for (int i = 1; i < kChains; ++i) sums[0] = _mm512_add_ps(sums[0], sums[i]);
-  kept = ((F32)sums[0])[0];
-  return 4.0 * kChains * 16 * double(rounds);
-}
-#endif
-
-#if defined(SPECDEC_PROBE_TILES)
-bool has_tiles() {
-  unsigned a = 0, b = 0, c = 0, d = 0;
-  const bool in_cpu =
-      __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 22 & 1) && (d >> 24 & 1);  // bf16, tile
-  // Linux hands out the tile registers on request only: ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA.
-  return in_cpu && syscall(SYS_arch_prctl, 0x1023, 18) == 0;
+    for (int i = 0; i < kChains; ++i) sums[i] = dot_pairs(sums[i], ones, halves);
+  for (int i = 1; i < kChains; ++i) sums[0] += sums[i];
+  kept = sums[0][0];
+  return 4.0 * kChains * kLanes * double(rounds);
 }
 
-struct alignas(64) TileConfig {
-  uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  uint16_t bytes_per_row[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-};
-
-__attribute__((noinline, target("amx-tile,amx-bf16"))) double bf16_tiles(int64_t rounds) {
-  const TileConfig config;
-  _tile_loadconfig(&config);
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
-  _tile_zero(4);
-  _tile_zero(5);
-  _tile_zero(6);
-  _tile_zero(7);
+double bf16_tiles(int64_t rounds) {
+  const TileScope tiles;
+  tile_zero<0>();
+  tile_zero<1>();
+  tile_zero<2>();
+  tile_zero<3>();
+  tile_zero<4>();
+  tile_zero<5>();
+  tile_zero<6>();
+  tile_zero<7>();
   for (int64_t round = 0; round < rounds; ++round) {
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_dpbf16ps(1, 4, 7);
-    _tile_dpbf16ps(2, 5, 6);
-    _tile_dpbf16ps(3, 5, 7);
+    tile_dot<0, 4, 6>();
+    tile_dot<1, 4, 7>();
+    tile_dot<2, 5, 6>();
+    tile_dot<3, 5, 7>();
   }
-  _tile_release();
-  return 4.0 * 2 * 16 * 16 * 32 * double(rounds);
+  return 4.0 * 2 * kTileSide * kTileSide * kTileDepth * double(rounds);
 }
-#endif
 
 typedef double (*Compute)(int64_t rounds);
 
-// nullptr when the CPU, the system or the build lacks it.
+// nullptr when the instruction set lacks it.
 Compute find(Arithmetic arithmetic) {
   switch (arithmetic) {
     case Arithmetic::fp32_fma:
       return fp32_fma;
     case Arithmetic::bf16_dot:
-#if defined(SPECDEC_PROBE_BF16)
-      if (has_bf16_dot()) return bf16_dot;
-#endif
-      return nullptr;
+      return kHasPairDots ? bf16_dot : nullptr;
     case Arithmetic::bf16_tiles:
-#if defined(SPECDEC_PROBE_TILES)
-      if (has_tiles()) return bf16_tiles;
-#endif
-      return nullptr;
+      return kHasTiles ? bf16_tiles : nullptr;
   }
   return nullptr;
 }

@@ -40,4 +40,4 @@ struct TreeAttentionParams {
 
 }  // namespace specdec
 
-SPECDEC_CPU_OP(tree_attention, TreeAttentionParams)
+SPECDEC_CPU_OP_BF16(tree_attention, TreeAttentionParams)
