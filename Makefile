@@ -1,5 +1,6 @@
 # make demo   a language model, generating faster with the same output
 # make test   the tests, then the Hugging Face tests again under the oldest supported transformers
+# make test-isa  the kernels' tests under every instruction set, the ones this machine lacks emulated
 # make lint   ruff, clang-format, mypy
 # make sanitize  the tests of the kernels under AddressSanitizer and UndefinedBehaviorSanitizer
 # make bench  the kernels against rivals and the machine (ARGS="commit_kv --quick" chooses)
@@ -24,7 +25,7 @@ NATIVE_SOURCES := CMakeLists.txt setup.py pyproject.toml \
 	$(wildcard csrc/*/*.h csrc/*/*.cpp csrc/*/*.cu csrc/*/*.cuh python/*.h python/*.cpp)
 CPP_SOURCES := $(wildcard csrc/*/*.h csrc/*/*.cpp csrc/*/*.cu csrc/*/*.cuh python/*.h python/*.cpp)
 
-.PHONY: demo test lint sanitize bench build clean
+.PHONY: demo test test-isa lint sanitize bench build clean
 
 demo: $(STAMPS)/demo $(STAMPS)/package
 	@$(PY) -m specdec_kernels demo $(ARGS)
@@ -43,22 +44,53 @@ lint: $(STAMPS)/lint
 	@echo "==> clang-format"; $(VENV)/bin/clang-format --dry-run -Werror $(CPP_SOURCES)
 	@echo "==> mypy"; $(PY) -m mypy
 
-# A copy of the package with a module of its own; leaks are those of Python and torch. -s: pytest would
-# hold back what a dying process prints.
-SANITIZED := build/sanitize/package
+KERNEL_TESTS := $(addprefix $(CURDIR)/tests/test_,build_tree.py commit_kv.py linear_small_m.py ngram_index.py \
+	ngram_lookup.py numerics.py random.py rejection_sample.py rejection_sample_rules.py sample.py \
+	topk_logprobs.py tree_attention.py verify_greedy.py)
+BF16_TESTS := $(addprefix $(CURDIR)/tests/test_,linear_small_m.py probe.py tree_attention.py)
+PYTEST_AWAY := $(CURDIR)/$(PY) -m pytest -q -p no:cacheprovider --rootdir $(CURDIR) -c $(CURDIR)/pyproject.toml
+
+# $(call copy_with,NAME,OPTIONS): a copy of the package in build/NAME/package, its module built with OPTIONS
+define copy_with
+@echo "==> building the kernels with $(2)"
+@$(VENV)/bin/cmake -S . -B build/$(1) -G Ninja $(2) -DSPECDEC_CUDA=OFF \
+  -DPython_EXECUTABLE=$(CURDIR)/$(PY) -Dpybind11_DIR=$$($(PY) -m pybind11 --cmakedir) \
+  -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(VENV)/bin/ninja \
+  -DCMAKE_LIBRARY_OUTPUT_DIRECTORY=$(CURDIR)/build/$(1)/package/specdec_kernels >build/$(1).log \
+  || { cat build/$(1).log; exit 1; }
+@$(VENV)/bin/cmake --build build/$(1) --parallel 2 >build/$(1).log || { cat build/$(1).log; exit 1; }
+@find specdec_kernels -name '*.py' -exec cp --parents {} build/$(1)/package \;
+endef
+
+# Under every set below this machine's best, and under all 16-lane sets in a build that needs AVX2 only.
+test-isa: $(STAMPS)/test $(STAMPS)/package
+	@mkdir -p build
+	$(call copy_with,emulate,-DSPECDEC_EMULATE=ON)
+	@best=$$($(PY) -c "from specdec_kernels.native import cpu; print(cpu.isa())"); \
+	for isa in baseline avx2 avx512 avx512_bf16; do \
+	  if [ $$isa = $$best ]; then break; fi; \
+	  echo "==> kernels under $$isa"; \
+	  SPECDEC_CPU_ISA=$$isa $(PY) -m pytest -q $(KERNEL_TESTS) $(ARGS) || exit 1; \
+	done; \
+	cd build/emulate/package; \
+	echo "==> kernels under avx512, emulated"; \
+	case $$best in avx2) SPECDEC_CPU_ISA=avx512 $(PYTEST_AWAY) $(KERNEL_TESTS) $(ARGS) || exit 1;; esac; \
+	for isa in avx512_bf16 amx; do \
+	  echo "==> kernels under $$isa, emulated"; \
+	  SPECDEC_CPU_ISA=$$isa $(PYTEST_AWAY) $(BF16_TESTS) $(ARGS) || exit 1; \
+	done
+
+# Leaks are those of Python and torch. -s: pytest would hold back what a dying process prints.
+SANITIZED := LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
+	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1
 sanitize: $(STAMPS)/test
-	@$(VENV)/bin/cmake -S . -B build/sanitize -G Ninja -DSPECDEC_SANITIZE=ON -DSPECDEC_CUDA=OFF \
-	  -DPython_EXECUTABLE=$(CURDIR)/$(PY) -Dpybind11_DIR=$$($(PY) -m pybind11 --cmakedir) \
-	  -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(VENV)/bin/ninja \
-	  -DCMAKE_LIBRARY_OUTPUT_DIRECTORY=$(CURDIR)/$(SANITIZED)/specdec_kernels
-	@$(VENV)/bin/cmake --build build/sanitize --parallel 2
-	@find specdec_kernels -name '*.py' -exec cp --parents {} $(SANITIZED) \;
-	@cd $(SANITIZED) && \
-	  LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
-	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
-	  $(CURDIR)/$(PY) -m pytest -q -s -p no:cacheprovider --rootdir $(CURDIR) -c $(CURDIR)/pyproject.toml \
-	  $(CURDIR)/tests --ignore $(CURDIR)/tests/hf --ignore $(CURDIR)/tests/test_packaging.py \
-	  --ignore $(CURDIR)/tests/test_cli.py -k "not compile" $(ARGS)
+	@mkdir -p build
+	$(call copy_with,sanitize,-DSPECDEC_SANITIZE=ON)
+	@cd build/sanitize/package && $(SANITIZED) $(PYTEST_AWAY) -s $(CURDIR)/tests --ignore $(CURDIR)/tests/hf \
+	  --ignore $(CURDIR)/tests/test_packaging.py --ignore $(CURDIR)/tests/test_cli.py -k "not compile" $(ARGS)
+	$(call copy_with,sanitize_emulated,-DSPECDEC_SANITIZE=ON -DSPECDEC_EMULATE=ON)
+	@cd build/sanitize_emulated/package && SPECDEC_CPU_ISA=amx $(SANITIZED) $(PYTEST_AWAY) -s $(BF16_TESTS) \
+	  -k "not compile" $(ARGS)
 
 bench: $(STAMPS)/demo $(STAMPS)/package
 	@$(PY) -m bench $(ARGS)
