@@ -53,6 +53,10 @@ def in_kept_set(got: Tensor, expected: Tensor, x: Inputs) -> None:
     assert bool(kept.gather(1, got.unsqueeze(1)).all()), "drew a token outside the kept set"
 
 
+def operations(case: dict[str, Any]) -> int:
+    return windows.draw_operations(case["B"], case["V"])
+
+
 def shapes(quick: bool) -> Iterable[dict[str, Any]]:
     for batch, vocab in (1, 49152), (8 if quick else 32, 151936):
         for dtype in ("bf16",) if quick else ("bf16", "fp32"):
@@ -70,4 +74,5 @@ def cases(options: Options) -> Iterable[Case]:
             rivals={"torch_batched": partial(torch_batched, settings=shape)},
             bytes=shape["B"] * shape["V"] * windows.DTYPES[shape["dtype"]].itemsize,
             check_rival=in_kept_set,
+            operations=None if {"top_k", "top_p"} & shape.keys() else operations,
         )

@@ -69,6 +69,8 @@ class Case:
     check_rival: the same for rivals, with the inputs as third argument; None takes `check`.
     vary: the work depends on the values, so each set has a seed of its own; else they are copies.
     facts: the keys of OUTCOME for the record's "case", from our results for all sets.
+    operations: of one call, from the record's "case": lane by lane in fp32 or integers, as random
+        numbers need them; each weighs as much as a multiply-add.
     """
 
     shape: dict[str, Any]
@@ -82,6 +84,7 @@ class Case:
     check: Callable[[Any, Any], None] = assert_same
     check_rival: Callable[[Any, Any, Any], None] | None = None
     facts: Callable[[list[Any]], dict[str, Any]] | None = None
+    operations: Callable[[dict[str, Any]], int] | None = None
     vary: bool = False
     in_place: bool = False
 
@@ -121,6 +124,9 @@ def measure(op: str, case: Case, roofs: Roofs, *, seconds: float) -> list[dict[s
         shape |= case.facts([case.run(x) for x in sets])
     shortest = SHORTEST_AVERAGE if case.vary else SHORTEST_SAMPLE
     times = time_in_turns(ours | case.rivals, sets, seconds, shortest)
+    arithmetic = {}
+    if case.operations is not None:
+        arithmetic["arithmetic_ms"] = roofs.operations_ms(case.operations(shape))
     return [
         {
             "op": op,
@@ -130,6 +136,7 @@ def measure(op: str, case: Case, roofs: Roofs, *, seconds: float) -> list[dict[s
             **Sample.of(times[backend]).__dict__,
             "bytes": case.bytes,
             "roof_ms": roofs.ms(case.bytes, case.flops, shape["dtype"]),
+            **arithmetic,
             "rivals": {name: Sample.of(times[name]).ms for name in case.rivals},
             "machine": machine() | {"gb_per_s": roofs.gb_per_s, "gflops": roofs.gflops},
         }

@@ -32,20 +32,24 @@ def duels(records: Sequence[Record]) -> list[Duel]:
 
 
 def row(record: Record) -> str:
-    """Time and spread, bytes, bandwidth, share of the roof, and each rival with its ratio."""
+    """Time and spread, bytes, bandwidth, share of the roofs, and each rival with its ratio."""
     megabytes, ms = record["bytes"] / 1e6, record["ms"]
     outcome = "".join(
         f", {key.replace('_', ' ')} {record['case'][key]}"
         for key in OUTCOME
         if key in record["case"]
     )
+    arithmetic = ""
+    if "arithmetic_ms" in record:
+        arithmetic = f", {record['arithmetic_ms'] / ms:.0%} of the arithmetic roof"
     rivals = "".join(
         f"  {name} {rival:.4g} ({rival / ms:.2f}x)" for name, rival in record["rivals"].items()
     )
     return (
         f"  {label(record['case'])}: {record['backend']} {ms:.4g} ms "
         f"[{record['p10']:.4g}, {record['p90']:.4g}], {megabytes:.4g} MB, "
-        f"{megabytes / ms:.1f} GB/s, {record['roof_ms'] / ms:.0%} of the roof{outcome};{rivals}"
+        f"{megabytes / ms:.1f} GB/s, {record['roof_ms'] / ms:.0%} of the roof"
+        f"{arithmetic}{outcome};{rivals}"
     )
 
 

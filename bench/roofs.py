@@ -37,6 +37,10 @@ class Roofs:
         peak = self.gflops["bf16" if dtype == "bf16" else "fp32"]
         return max(nbytes / self.gb_per_s, flops / peak) / 1e6
 
+    def operations_ms(self, operations: int) -> float:
+        """Lane by lane, as many at a time as multiply-adds in fp32, which count as two."""
+        return operations / (self.gflops["fp32"] / 2) / 1e6
+
     def line(self) -> str:
         return (
             f"roofs of {self.threads} threads: read {self.gb_per_s:.1f} GB/s, "

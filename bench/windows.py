@@ -115,6 +115,16 @@ def logits_bytes(shape: dict[str, Any]) -> int:
     return rows * shape["V"] * DTYPES[shape["dtype"]].itemsize
 
 
+def draw_operations(rows: float, vocab: int) -> int:
+    """Lane operations of a draw from whole rows, by Gumbel noise.
+
+    Per token: a quarter of ten rounds of Philox (four halves of products, four exclusive ors), nine
+    to turn a word into a uniform number, six to see that the token can't win, three on its logit.
+    Logarithms are taken where a token may win only, and not counted.
+    """
+    return round(rows * vocab * (10 * 8 / 4 + 9 + 6 + 3))
+
+
 def visits(results: list[Acceptance], shape: dict[str, Any]) -> dict[str, Any]:
     """What a kernel reads that stops where the accepted path does, on average over the sets."""
     children = children_of(parents_of(shape))

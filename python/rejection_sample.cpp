@@ -17,6 +17,7 @@ void bind_rejection_sample(py::module_& m) {
     expect_dense_rows(op, target);
     if (draft) expect_shape(op, draft, {arrays.batch, arrays.width, -1});
     if (draft) expect_dense_rows(op, draft);
+    if (draft) expect_dtype(op, draft, {DType::f32, DType::bf16, DType::f16});
     if (map) expect_shape(op, map, {draft.shape[2]});
     const RejectionSampleParams params{
         target.data,

@@ -132,6 +132,13 @@ void expect_contiguous(const char* name, const Tensor& tensor) {
   }
 }
 
+void expect_array(const char* name, const Tensor& tensor, DType dtype,
+                  std::initializer_list<int64_t> shape) {
+  expect_dtype(name, tensor, {dtype});
+  expect_shape(name, tensor, shape);
+  expect_contiguous(name, tensor);
+}
+
 void expect_dense_rows(const char* name, const Tensor& tensor) {
   const int last = tensor.ndim - 1;
   if (last >= 0 && tensor.shape[last] > 1 && tensor.stride[last] != 1)

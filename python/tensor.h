@@ -5,6 +5,7 @@
 
 #include <pybind11/pybind11.h>
 
+#include <array>
 #include <cstdint>
 #include <initializer_list>
 #include <string>
@@ -34,11 +35,20 @@ struct Tensor {
 
 // Reads a torch.Tensor; None gives an empty Tensor.
 Tensor as_tensor(const py::handle& value);
+template <int kCount>
+std::array<Tensor, kCount> as_tensors(const py::sequence& values) {
+  std::array<Tensor, kCount> tensors;
+  for (int i = 0; i < kCount; ++i) tensors[i] = as_tensor(values[i]);
+  return tensors;
+}
 
 void expect_dtype(const char* name, const Tensor& tensor, std::initializer_list<DType> allowed);
 // -1 in shape accepts any size.
 void expect_shape(const char* name, const Tensor& tensor, std::initializer_list<int64_t> shape);
 void expect_contiguous(const char* name, const Tensor& tensor);
+// All three at once.
+void expect_array(const char* name, const Tensor& tensor, DType dtype,
+                  std::initializer_list<int64_t> shape);
 // The last dimension has stride 1 (or at most one element).
 void expect_dense_rows(const char* name, const Tensor& tensor);
 // Throws RuntimeError "OP: reason" unless status is ok.

@@ -1,7 +1,8 @@
 """The one place where a backend is chosen: reference | cpu | triton | cuda.
 
-Order: an explicit `backend=`, the `use_backend` context, the variable SPECDEC_BACKEND, else the
-first implementation of the op that suits the tensors' device. An explicit choice never falls back.
+Order: an explicit `backend=`, the `use_backend` context, the variable SPECDEC_BACKEND as it was
+when the package was imported, else the first implementation of the op that suits the tensors'
+device. An explicit choice never falls back.
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from specdec_kernels import native
 
 BACKENDS = ("reference", "cpu", "triton", "cuda")
 LIBRARY = torch.library.Library("specdec_kernels", "DEF")
+# Read once: between long computations a look into os.environ takes as long as a small kernel.
+_FROM_ENVIRONMENT = os.environ.get("SPECDEC_BACKEND", "")
 
 
 class _Local(threading.local):
@@ -60,7 +64,7 @@ def pick(
 ) -> Callable:
     """The implementation to call; `implementations` maps backend to function, best first."""
     chosen = explicit or _local.backend
-    wanted: str = chosen or os.environ.get("SPECDEC_BACKEND", "")
+    wanted = chosen or _FROM_ENVIRONMENT
     if not wanted:
         for backend, function in implementations.items():
             if why_unavailable(backend, device_type) is None:
@@ -102,3 +106,21 @@ def register(
 
     torch.library.register_fake(f"specdec_kernels::{name}", fake_without_backend, lib=LIBRARY)
     return getattr(torch.ops.specdec_kernels, name).default
+
+
+def shortcut(overload: Any, name: str, implementations: Mapping[str, Callable]) -> Callable:
+    """Calls `overload`, or its implementation at once where nothing would notice: on a plain
+    tensor, outside of compilation and of dispatch modes.
+
+    For ops without mutated arguments that are called between long computations: torch's dispatcher
+    costs 6 us then, but 60 us when those have emptied the caches.
+    """
+
+    def call(first: Any, *args: Any, backend: str | None) -> Any:
+        watched = type(first) is not torch.Tensor or is_in_torch_dispatch_mode()
+        if torch.compiler.is_dynamo_compiling() or watched:
+            return overload(first, *args, backend=backend or "")
+        device_type = "cpu" if first.is_cpu else first.device.type
+        return pick(name, implementations, device_type, backend)(first, *args)
+
+    return call

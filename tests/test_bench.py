@@ -170,6 +170,16 @@ def test_a_row_shows_bandwidth_roof_and_ratio():
     assert "flex 1 (2.00x)" in row
 
 
+def test_the_share_of_the_arithmetic_roof():
+    case = make_case(rivals={}, operations=lambda shape: 1000 * shape["T"])
+    (record,) = harness.measure("an_op", case, ROOFS, seconds=0.0)
+    assert set(record) == KEYS | {"arithmetic_ms"}
+    assert record["arithmetic_ms"] == pytest.approx(2 * 3000 / ROOFS.gflops["fp32"] / 1e6)
+    row = report.row(make_record(0.5) | {"arithmetic_ms": 0.1})
+    assert "50% of the roof, 20% of the arithmetic roof" in row
+    assert "arithmetic" not in report.row(make_record(0.5))
+
+
 def test_the_summary_lists_best_worst_and_every_loss():
     records = [
         make_record(1.0, {"T": 1, "dtype": "bf16"}, flex=4.0, hf_sdpa=0.97),

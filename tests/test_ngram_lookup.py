@@ -3,6 +3,8 @@ import torch
 from helpers import BACKENDS
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from specdec_kernels.ops.ngram_lookup import ngram_lookup
 
@@ -196,3 +198,24 @@ def test_opcheck_and_compile():
     compiled = torch.compile(ngram_lookup, fullgraph=True)(tokens, lens, **options)
     eager = ngram_lookup(tokens, lens, **options)
     assert all(torch.equal(a, b) for a, b in zip(compiled, eager, strict=True))
+
+
+def test_dispatch_modes_see_the_op():
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            seen.append(function)
+            return function(*args, **kwargs or {})
+
+    seen = []
+    tokens, lens = batch_of([[1, 2, 3, 1, 2]])
+    options = dict(min_n=1, max_n=3, k=4)
+    expected = ngram_lookup(tokens, lens, **options)
+    with Watch():
+        watched = ngram_lookup(tokens, lens, **options)
+    assert torch.ops.specdec_kernels.ngram_lookup.default in seen
+    with FakeTensorMode() as mode:
+        fake = ngram_lookup(*map(mode.from_tensor, (tokens, lens)), **options)
+    for a, b, c in zip(watched, expected, fake, strict=True):
+        assert torch.equal(a, b) and b.shape == c.shape and b.dtype == c.dtype
+    with pytest.raises(RuntimeError, match="no backend 'cuda'"):
+        ngram_lookup(tokens, lens, **options, backend="cuda")

@@ -1,6 +1,7 @@
 // Deciding many rows at once: the token of each is the argmax, or a draw, of its logits.
 #pragma once
 
+#include "common/element.h"
 #include "common/kept_set.h"
 #include "common/status.h"
 #include "common/tree.h"

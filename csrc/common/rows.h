@@ -1,6 +1,7 @@
 // Passes over one row of logits, each reading the raw row: processed logits are never stored.
 #pragma once
 
+#include "common/masses.h"
 #include "common/philox.h"
 #include "common/source.h"
 
@@ -29,6 +30,31 @@ struct Extreme {
   }
 };
 
+// Calls visit(first, end) for the vectors of a stride that may be cut short. In a whole one the
+// compiler sees that every vector is.
+template <int kStep = kLanes, class Visit>
+SPECDEC_INLINE void each_vector_of_stride(int64_t begin, int64_t end, Visit visit) {
+  if (end - begin >= kStride) {
+    for (int64_t i = 0; i < kStride; i += kStep) visit(begin + i, begin + kStride);
+  } else {
+    for (int64_t first = begin; first < end; first += kStep) visit(first, end);
+  }
+}
+
+// The largest element of each lane in the stride begin..end; NaN is left out and noted in `nan`.
+template <class Source>
+SPECDEC_INLINE F32 stride_maxima(Source& row, int64_t begin, int64_t end, I32& nan) {
+  F32 even = broadcast(-kInfinity), odd = even;
+  each_vector_of_stride<2 * kLanes>(
+      begin, end, [&](int64_t first, int64_t stop) __attribute__((always_inline)) {
+        const F32 a = row.vector(first, stop), b = row.vector(first + kLanes, stop);
+        nan |= unordered(a, b);
+        even = vmax(a, even);
+        odd = vmax(b, odd);
+      });
+  return vmax(even, odd);
+}
+
 // begin is a multiple of kStride. Writes the largest element of every stride to `strides`, which
 // belongs to the whole row, or is null.
 template <class Source>
@@ -39,19 +65,11 @@ Extreme find_extreme(Source row, int64_t begin, int64_t end, float* strides = nu
   int64_t at = begin;
   bool found = false;
   for (int64_t start = begin; start < end; start += kStride) {
-    const int64_t stop = start + kStride < end ? start + kStride : end;
-    F32 largest[2] = {broadcast(-kInfinity), broadcast(-kInfinity)};
-    for (int64_t i = start; i < stop; i += 2 * kLanes) {
-      const F32 a = row.vector(i, stop);
-      const F32 b = row.vector(i + kLanes, stop);
-      nan |= (a != a) | (b != b);
-      largest[0] = vmax(a, largest[0]);
-      largest[1] = vmax(b, largest[1]);
-    }
-    const F32 both = vmax(largest[0], largest[1]);
-    if (strides != nullptr) strides[start / kStride] = reduce_max(both);
-    if (!any(both > result.largest)) continue;
-    result.largest = reduce_max(both);
+    const F32 maxima =
+        stride_maxima(row, start, start + kStride < end ? start + kStride : end, nan);
+    if (strides != nullptr) strides[start / kStride] = reduce_max(maxima);
+    if (!any(maxima > result.largest)) continue;
+    result.largest = reduce_max(maxima);
     at = start;
     found = true;
   }
@@ -96,8 +114,12 @@ struct Row {
   }
 
   // kLanes values from `first` on; -infinity beyond the end. +infinity counts as one-hot.
-  SPECDEC_INLINE F32 values(int64_t first) {
-    const F32 scaled = source.vector(first, size) / temperature;
+  SPECDEC_INLINE F32 values(int64_t first) { return values(first, size); }
+  SPECDEC_INLINE F32 values(int64_t first, int64_t end) {
+    return values_of(source.vector(first, end));
+  }
+  SPECDEC_INLINE F32 values_of(F32 logits) const {
+    const F32 scaled = temperature == 1.0f ? logits : logits / temperature;  // division is slow
     if (largest == kInfinity)
       return select(scaled == kInfinity, broadcast(0.0f), broadcast(-kInfinity));
     return scaled - largest;
@@ -108,17 +130,27 @@ struct Row {
     if (largest == kInfinity) return scaled == kInfinity ? 0.0f : -kInfinity;
     return scaled - largest;
   }
+  // Whether the stride that begins at `start` is known to have no value of `floor` or above.
+  bool is_below(int64_t start, float floor) const {
+    return strides != nullptr && !(value_of(strides[start / kStride]) >= floor);
+  }
 };
 
 // Tokens, ascending, and their values; whole vectors, filled up with -infinity.
 struct TokenList {
   int32_t* ids = nullptr;
-  float* values = nullptr;
+  float* listed = nullptr;
   int64_t size = 0;
 
-  int64_t padded() const { return (size + kLanes - 1) / kLanes * kLanes; }
+  SPECDEC_INLINE F32 values(int64_t first, int64_t) const { return load(listed + first); }
+  bool is_below(int64_t, float) const { return false; }
+  // Whole vectors may be written beyond the end.
+  void append(I32 mask, int64_t first, F32 some) {
+    compress(mask, first_lanes(int32_t(first)), ids + size);
+    size += compress(mask, some, listed + size);
+  }
   void pad() {
-    for (int64_t i = size; i < padded(); ++i) ids[i] = 0, values[i] = -kInfinity;
+    for (int64_t i = size; i % kLanes != 0; ++i) ids[i] = 0, listed[i] = -kInfinity;
   }
 };
 
@@ -134,63 +166,30 @@ struct KeptSet {
   bool has(float value) const { return value >= threshold; }
 };
 
-// ---- masses: exp(value) in fixed point, so that sums do not depend on their order
+// ---- masses of values
 
-typedef double F64 __attribute__((vector_size(kLanes * 8)));
-typedef int64_t I64 __attribute__((vector_size(kLanes * 8)));
-
-// 40 bits, fewer where the sum of a huge vocabulary could overflow.
-inline int mass_bits(int64_t vocab) {
-  int bits = 0;
-  while (bits < 62 && (vocab - 1) >> bits != 0) ++bits;
-  return 62 - bits < 40 ? 62 - bits : 40;
-}
-
-inline float power_of_two(int exponent) { return bit_cast<float>(uint32_t(exponent + 127) << 23); }
-
-// Rounds to nearest even: adding 2^52 leaves the integer in the low bits of the double.
-SPECDEC_INLINE I64 to_mass(F32 probability, float scale) {
-  const F64 shifted = __builtin_convertvector(probability * scale, F64) + 0x1p52;
-  return bit_cast<I64>(shifted) - 0x4330000000000000;
-}
-inline int64_t to_mass(float probability, float scale) {
-  return bit_cast<int64_t>(double(probability * scale) + 0x1p52) - 0x4330000000000000;
-}
-
-inline float mass_as_float(int64_t mass, int bits) {
-  return float(double(mass) * double(power_of_two(-bits)));
-}
-
-// Sums weights(first) over the vocabulary, kLanes at a time.
-template <class Weights>
-SPECDEC_INLINE int64_t sum_of_masses(int64_t vocab, Weights weights) {
+// Of the values begin..end of a Row or a TokenList, those of `floor` and above; begin is a multiple
+// of kStride. `vocab` sets the scale.
+template <class Values>
+int64_t mass_above(Values some, float floor, int64_t vocab, int64_t begin, int64_t end) {
   const float scale = power_of_two(mass_bits(vocab));
-  I64 sum = {};
-  for (int64_t first = 0; first < vocab; first += kLanes) {
-    const F32 some = weights(first);
-    if (any(some > 0.0f)) sum += to_mass(some, scale);
+  floor = floor > kNegligible ? floor : kNegligible;
+  MassSum sum;
+  for (int64_t start = begin; start < end; start += kStride) {
+    if (some.is_below(start, floor)) continue;
+    each_vector_of_stride(start, end,
+                          [&](int64_t first, int64_t stop) __attribute__((always_inline)) {
+                            const F32 values = some.values(first, stop);
+                            sum.add(select(values >= floor, exp_in_range(values) * scale, F32{}));
+                          });
   }
-  int64_t total = 0;
-  for (int lane = 0; lane < kLanes; ++lane) total += sum[lane];
-  return total;
-}
-
-inline int64_t total_mass(const TokenList& list, int64_t vocab) {
-  const float scale = power_of_two(mass_bits(vocab));
-  int64_t total = 0;
-  for (int64_t i = 0; i < list.size; ++i) total += to_mass(exp_(list.values[i]), scale);
-  return total;
+  return sum.total();
 }
 
 template <class Source>
-int64_t total_mass(Row<Source> row, const KeptSet& kept) {
-  if (kept.is_listed()) return total_mass(kept.list, row.size);
-  return sum_of_masses(row.size, [&](int64_t first) {
-    const F32 values = row.values(first);
-    const I32 mask = kept.mask(values);
-    if (!any(mask)) return broadcast(0.0f);
-    return select(mask, exp_(values), broadcast(0.0f));
-  });
+int64_t total_mass(const Row<Source>& row, const KeptSet& kept) {
+  return kept.is_listed() ? mass_above(kept.list, kNegligible, row.size, 0, kept.list.size)
+                          : mass_above(row, kept.threshold, row.size, 0, row.size);
 }
 
 // ---- drawing by argmax of score + Gumbel noise
@@ -279,7 +278,7 @@ inline Drawn draw_listed(const TokenList& list, const Noise& noise, const int64_
                          int64_t num_excluded) {
   GumbelScan scan(noise, excluded, num_excluded);
   for (int64_t i = 0; i < list.size; i += kLanes)
-    scan.tokens(load(list.values + i), (U32) * (const I32Unaligned*)(list.ids + i));
+    scan.tokens(list.values(i, list.size), (U32) * (const I32Unaligned*)(list.ids + i));
   return scan.best();
 }
 

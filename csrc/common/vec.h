@@ -62,6 +62,17 @@ SPECDEC_INLINE I32 select(I32 mask, I32 yes, I32 no) { return mask ? yes : no; }
 // a where a > b, else b: a NaN in a yields b.
 SPECDEC_INLINE F32 vmax(F32 a, F32 b) { return select(a > b, a, b); }
 
+// Where a or b is NaN.
+SPECDEC_INLINE I32 unordered(F32 a, F32 b) {
+#if defined(__AVX512F__) && defined(SPECDEC_ISA_avx512)
+  return (I32)_mm512_movm_epi32(_mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_UNORD_Q));
+#elif defined(__AVX2__) && defined(SPECDEC_ISA_avx2)
+  return (I32)_mm256_cmp_ps((__m256)a, (__m256)b, _CMP_UNORD_Q);
+#else
+  return (a != a) | (b != b);
+#endif
+}
+
 SPECDEC_INLINE F32 fma(F32 a, F32 b, F32 c) {
 #if defined(__AVX512F__) && defined(SPECDEC_ISA_avx512)
   return (F32)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
@@ -247,6 +258,32 @@ SPECDEC_INLINE bool any(I32 mask) {
   int32_t bits = 0;
   for (int lane = 0; lane < kLanes; ++lane) bits |= mask[lane];
   return bits != 0;
+#endif
+}
+
+// first, first + 1, ...
+SPECDEC_INLINE I32 first_lanes(int32_t first) {
+  I32 lanes;
+  for (int lane = 0; lane < kLanes; ++lane) lanes[lane] = lane;
+  return lanes + first;
+}
+
+// Stores the lanes that mask has, side by side, and returns how many. Whatever stands behind them,
+// up to kLanes elements from target on, may be overwritten.
+template <class V, class T>
+SPECDEC_INLINE int64_t compress(I32 mask, V values, T* target) {
+  static_assert(sizeof(V) == kLanes * 4 && sizeof(T) == 4, "32-bit lanes");
+#if defined(__AVX512F__) && defined(SPECDEC_ISA_avx512)
+  const __mmask16 lanes = _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask);
+  _mm512_storeu_si512(target, _mm512_maskz_compress_epi32(lanes, bit_cast<__m512i>(values)));
+  return __builtin_popcount(lanes);
+#else
+  int64_t count = 0;
+  for (int lane = 0; lane < kLanes; ++lane) {
+    target[count] = values[lane];
+    count += mask[lane] != 0;
+  }
+  return count;
 #endif
 }
 

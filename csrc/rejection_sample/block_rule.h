@@ -15,16 +15,12 @@ namespace SPECDEC_ISA {
 namespace {
 
 template <class Rows>
-class BlockRule : Verification<Rows> {
-  using Base = Verification<Rows>;
+class BlockRule : Verification {
   using Source = typename Rows::Source;
-  using Base::b_;
-  using Base::p_;
-  using Base::result_;
-  using Base::window_;
 
  public:
-  using Base::Base;
+  BlockRule(const RejectionSampleParams& p, const Rows& logits, int64_t b)
+      : Verification(p, b), logits_(logits) {}
 
   // False when memory runs out.
   bool run() {
@@ -66,7 +62,7 @@ class BlockRule : Verification<Rows> {
     float weight = 1.0f;
     for (int64_t slot = 0;; ++slot) {
       bool ok = true;
-      Target<Source> target = this->target_at(slot, ok);
+      Target<Source> target = target_at(logits_, slot, ok);
       Child child;
       if (!ok || !read_child(slot, child)) return false;
       status_ |= target.distribution.status;
@@ -100,7 +96,7 @@ class BlockRule : Verification<Rows> {
 
   bool emit() {
     bool ok = true;
-    Target<Source> target = this->target_at(last_, ok);
+    Target<Source> target = target_at(logits_, last_, ok);
     Child child;
     if (!ok || !read_child(last_, child)) return false;
     target.find_total();
@@ -115,6 +111,7 @@ class BlockRule : Verification<Rows> {
     return true;
   }
 
+  const Rows& logits_;
   int32_t status_ = kRowOk;
   int64_t last_ = 0;
   float last_weight_ = 1.0f;

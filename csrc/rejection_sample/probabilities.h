@@ -132,46 +132,34 @@ inline bool read_draft(const RejectionSampleParams& p, int64_t b, int64_t slot, 
   draft.q = static_cast<float*>(thread_scratch(kDraftScratch, size_t(draft.size) * sizeof(float)));
   if (draft.q == nullptr) return false;
   const int64_t offset = b * p.draft_stride_b + slot * p.draft_stride_t;
-  const auto read = [&](const auto* logits) {
-    read_draft_row(logits + offset, p.draft_vocab, p.draft_vocab_map, draft);
-  };
-  if (p.draft_dtype == DType::bf16)
-    read(static_cast<const BFloat16*>(p.draft));
-  else if (p.draft_dtype == DType::f16)
-    read(static_cast<const Half*>(p.draft));
-  else
-    read(static_cast<const float*>(p.draft));
-  return true;
+  const Status status = with_element(p.draft_dtype, [&](auto element) {
+    const auto* logits = static_cast<const decltype(element)*>(p.draft) + offset;
+    read_draft_row(logits, p.draft_vocab, p.draft_vocab_map, draft);
+    return Status::ok;
+  });
+  return status == Status::ok;
 }
 
-// What the rules share: one row of the batch.
-template <class Rows>
+// What the rules share: one row of the batch, and what is accepted of it.
 class Verification {
- public:
-  using Source = typename Rows::Source;
-
-  Verification(const RejectionSampleParams& p, const Rows& logits, int64_t b)
-      : p_(p),
-        logits_(logits),
-        b_(b),
-        window_(p.window, b),
-        result_(p.acceptance, p.window.width, b) {}
-
  protected:
+  Verification(const RejectionSampleParams& p, int64_t b)
+      : p_(p), b_(b), window_(p.window, b), result_(p.acceptance, p.window.width, b) {}
+
   // The target after a slot; ok is false when memory runs out.
-  Target<Source> target_at(int64_t slot, bool& ok) const {
-    const Source source = logits_.source(b_, slot);
-    const int64_t strides = num_strides(logits_.vocab());
+  template <class Rows>
+  Target<typename Rows::Source> target_at(const Rows& logits, int64_t slot, bool& ok) const {
+    const auto source = logits.source(b_, slot);
+    const int64_t strides = num_strides(logits.vocab());
     auto* maxima =
         static_cast<float*>(thread_scratch(kStrideScratch, size_t(strides) * sizeof(float)));
-    const Extreme extreme = find_extreme(source, 0, logits_.vocab(), maxima);
-    Target<Source> target(source, p_.sampling.temperature[b_], extreme, maxima);
+    const Extreme extreme = find_extreme(source, 0, logits.vocab(), maxima);
+    Target<typename Rows::Source> target(source, p_.sampling.temperature[b_], extreme, maxima);
     ok = distribution_of(target.row, extreme, p_.sampling, b_, target.distribution);
     return target;
   }
 
   const RejectionSampleParams& p_;
-  const Rows& logits_;
   int64_t b_;
   Window window_;
   AcceptanceRow result_;

@@ -11,16 +11,12 @@ namespace SPECDEC_ISA {
 namespace {
 
 template <class Rows>
-class RecursiveRule : Verification<Rows> {
-  using Base = Verification<Rows>;
+class RecursiveRule : Verification {
   using Source = typename Rows::Source;
-  using Base::b_;
-  using Base::p_;
-  using Base::result_;
-  using Base::window_;
 
  public:
-  using Base::Base;
+  RecursiveRule(const RejectionSampleParams& p, const Rows& logits, int64_t b)
+      : Verification(p, b), logits_(logits) {}
 
   // False when memory runs out.
   bool run() {
@@ -28,7 +24,7 @@ class RecursiveRule : Verification<Rows> {
     position_ = p_.sampling.position[b_];
     while (slot >= 0) {
       bool ok = true;
-      Target<Source> target = this->target_at(slot, ok);
+      Target<Source> target = target_at(logits_, slot, ok);
       int64_t accepted = -1, token = target.token();
       int32_t status = target.distribution.status;
       if (target.decided())
@@ -164,6 +160,7 @@ class RecursiveRule : Verification<Rows> {
     return false;
   }
 
+  const Rows& logits_;
   int64_t position_ = 0;
 };
 

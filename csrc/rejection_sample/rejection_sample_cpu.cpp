@@ -44,16 +44,7 @@ Status run(const RejectionSampleParams& p) {
 }  // namespace
 
 Status rejection_sample(const RejectionSampleParams& p) {
-  switch (p.target_dtype) {
-    case DType::f32:
-      return run<float>(p);
-    case DType::bf16:
-      return run<BFloat16>(p);
-    case DType::f16:
-      return run<Half>(p);
-    default:
-      return Status::unsupported_dtype;
-  }
+  return with_element(p.target_dtype, [&](auto element) { return run<decltype(element)>(p); });
 }
 
 }  // namespace SPECDEC_ISA

@@ -9,16 +9,12 @@ namespace SPECDEC_ISA {
 namespace {
 
 template <class Rows>
-class TypicalRule : Verification<Rows> {
-  using Base = Verification<Rows>;
+class TypicalRule : Verification {
   using Source = typename Rows::Source;
-  using Base::b_;
-  using Base::p_;
-  using Base::result_;
-  using Base::window_;
 
  public:
-  using Base::Base;
+  TypicalRule(const RejectionSampleParams& p, const Rows& logits, int64_t b)
+      : Verification(p, b), logits_(logits) {}
 
   // False when memory runs out.
   bool run() {
@@ -41,7 +37,7 @@ class TypicalRule : Verification<Rows> {
       int64_t child = window_.next_child(slot, slot);
       if (child < 0) continue;
       bool ok = true;
-      Target<Source> target = this->target_at(slot, ok);
+      Target<Source> target = target_at(logits_, slot, ok);
       if (!ok) return false;
       statuses()[slot] = target.distribution.status;
       target.find_total();
@@ -77,7 +73,7 @@ class TypicalRule : Verification<Rows> {
     for (int64_t i = 0; i < depth; ++i)
       result_.append(path[i], window_.tokens[path[i + 1]], statuses()[path[i]]);
     bool ok = true;
-    Target<Source> last = this->target_at(best_, ok);
+    Target<Source> last = target_at(logits_, best_, ok);
     if (!ok) return false;
     const Noise noise(p_.sampling.seed[b_], p_.sampling.position[b_] + depth, kBonusStream);
     result_.append(best_, last.draw_from_all(noise), last.distribution.status);
@@ -87,6 +83,7 @@ class TypicalRule : Verification<Rows> {
   // Of slots with children that stand.
   int32_t* statuses() const { return depths_ + 2 * p_.window.width; }
 
+  const Rows& logits_;
   int32_t* depths_ = nullptr;
   int64_t best_ = 0;
 };

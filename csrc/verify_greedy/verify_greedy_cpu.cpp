@@ -15,16 +15,7 @@ Status run(const VerifyGreedyParams& p) {
 }  // namespace
 
 Status verify_greedy(const VerifyGreedyParams& p) {
-  switch (p.dtype) {
-    case DType::f32:
-      return run<float>(p);
-    case DType::bf16:
-      return run<BFloat16>(p);
-    case DType::f16:
-      return run<Half>(p);
-    default:
-      return Status::unsupported_dtype;
-  }
+  return with_element(p.dtype, [&](auto element) { return run<decltype(element)>(p); });
 }
 
 }  // namespace SPECDEC_ISA

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from specdec_kernels import native
-from specdec_kernels.dispatch import register
+from specdec_kernels.dispatch import register, shortcut
 from specdec_kernels.ops._checks import expect
 from specdec_kernels.ops.ngram_lookup import reference
 
@@ -67,16 +67,30 @@ def ngram_lookup(
                 draft_token_ids[b, i], num[b, i] = torch.tensor(draft), k
     """
     op = "ngram_lookup"
-    sizes: dict[str, int] = {}
-    expect(op, "tokens", tokens, "B, S", (torch.int32,), sizes)
-    expect(op, "lens", lens, "B", (torch.int32,), sizes, tokens)
+    if not _is_usual(tokens, lens):
+        sizes: dict[str, int] = {}
+        expect(op, "tokens", tokens, "B, S", (torch.int32,), sizes)
+        expect(op, "lens", lens, "B", (torch.int32,), sizes, tokens)
     if not 1 <= min_n <= max_n:
         raise ValueError(f"{op}: expected 1 <= min_n <= max_n, got min_n {min_n}, max_n {max_n}")
     if k < 1:
         raise ValueError(f"{op}: expected k of at least 1, got {k}")
     if not 1 <= num_matches <= MAX_MATCHES:
         raise ValueError(f"{op}: expected num_matches from 1 to {MAX_MATCHES}, got {num_matches}")
-    return _op(tokens, lens, min_n, max_n, k, num_matches, latest, backend=backend or "")
+    return _call(tokens, lens, min_n, max_n, k, num_matches, latest, backend=backend)
+
+
+def _is_usual(tokens: Tensor, lens: Tensor) -> bool:
+    """What passes the checks at a glance: when caches are cold, these take a tenth of a lookup."""
+    return (
+        type(tokens) is Tensor
+        and type(lens) is Tensor
+        and tokens.dtype is lens.dtype is torch.int32
+        and tokens.is_cpu
+        and lens.is_cpu
+        and tokens.dim() == 2
+        and lens.shape == tokens.shape[:1]
+    )
 
 
 def _cpu(tokens, lens, min_n, max_n, k, num_matches=1, latest=True):
@@ -104,10 +118,12 @@ def _fake(tokens, lens, min_n, max_n, k, num_matches=1, latest=True):
     return draft_token_ids, tokens.new_empty((batch, num_matches), dtype=torch.int32)
 
 
+_IMPLEMENTATIONS = {"cpu": _cpu, "reference": reference.ngram_lookup}
 _op = register(
     "ngram_lookup",
     "(Tensor tokens, Tensor lens, int min_n, int max_n, int k, int num_matches=1, "
     "bool latest=True, *, str backend='') -> (Tensor, Tensor)",
-    {"cpu": _cpu, "reference": reference.ngram_lookup},
+    _IMPLEMENTATIONS,
     _fake,
 )
+_call = shortcut(_op, "ngram_lookup", _IMPLEMENTATIONS)
