@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 METHODS = ("ngram", "none")
-LINEAR_MODES = ("auto", "off")
+LINEAR_MODES = ("auto", "invariant", "off")
 RNGS = ("philox", "torch")
 
 Seed = int | tuple[int | None, ...] | None
@@ -25,7 +25,8 @@ class SpeculativeConfig:
     num_speculative_tokens: drafted tokens per step; None adapts every step, down to zero.
     max_speculative_tokens: the most that the adaptive choice may draft.
     prompt_lookup_min, prompt_lookup_max: shortest and longest n-gram that counts as a match.
-    prompt_lookup_matches: how many different continuations are merged into the draft tree.
+    prompt_lookup_matches: how many different continuations are merged into the draft tree; 1 drafts
+        chains. None: 3, and 1 under linear="invariant", whose promise is one for chains.
     seed: row seeds for sampling, one int (row i gets seed + i) or one per row, None among them for
         rows without; these, and all rows when seed is None, take theirs from torch's generator.
     rng: "philox" draws by row seeds. "torch" draws as plain `generate` does, a `torch.multinomial`
@@ -34,7 +35,16 @@ class SpeculativeConfig:
         decoding and the processors that the kernels do not know are exact under every rule.
     posterior_threshold, posterior_alpha: how much "typical" accepts (Medusa's names).
     linear: "auto" runs the model's linear layers through `linear_small_m` in verify forwards where
-        that measures faster, "off" leaves them alone.
+        that measures faster, "off" leaves them alone. "invariant" always runs them through it, and
+        computes all else so that a position's logits do not depend on how many are computed at
+        once. Then, on one machine and at a fixed batch and number of threads, chains give bit for
+        bit the logits that method "none" gives: greedy text, and sampled text under the rules
+        "auto" and "coupled" with the same seeds, are the same with and without drafts, in 16-bit
+        too. Trees (prompt_lookup_matches above 1) and other batches keep the near-tie rule. It
+        costs what torch would have been faster by, two more forwards at the start, memory for a
+        second copy of GPT-2's transposed weights, and for mixtures of experts most of the gain,
+        as experts and routers compute row by row where their weights are not [out, in]. Layers
+        that cannot be helped (quantised, hooked) are named in a warning: the promise is off then.
     """
 
     method: str = "ngram"
@@ -42,7 +52,7 @@ class SpeculativeConfig:
     max_speculative_tokens: int = 48
     prompt_lookup_min: int = 1
     prompt_lookup_max: int = 16
-    prompt_lookup_matches: int = 3
+    prompt_lookup_matches: int | None = None
     seed: Seed = None
     rng: str = "philox"
     rule: str = "auto"
@@ -65,7 +75,7 @@ class SpeculativeConfig:
             "prompt_lookup_matches",
         ):
             value = getattr(self, name)
-            if value is None and name == "num_speculative_tokens":
+            if value is None and name in ("num_speculative_tokens", "prompt_lookup_matches"):
                 continue
             if isinstance(value, bool) or not hasattr(value, "__index__"):
                 raise TypeError(f"{name}: expected an integer, got {value!r}")
@@ -93,6 +103,14 @@ class SpeculativeConfig:
                 f"seed: expected none with rng='torch', got {self.seed!r}: "
                 "torch.manual_seed governs it"
             )
+
+    @property
+    def matches_in_draft(self) -> int:
+        """How many continuations a draft merges; `block` and the invariant forward want chains."""
+        if self.rule == "block":
+            return 1
+        default = 1 if self.linear == "invariant" else 3
+        return default if self.prompt_lookup_matches is None else self.prompt_lookup_matches
 
     @classmethod
     def make(

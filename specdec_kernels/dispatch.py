@@ -44,6 +44,11 @@ def use_backend(name: str) -> Iterator[None]:
         _local.backend = previous
 
 
+def asked_for() -> str:
+    """The backend that the context or the environment asks for; empty when neither does."""
+    return _local.backend or _FROM_ENVIRONMENT
+
+
 def why_unavailable(backend: str, device_type: str) -> str | None:
     """None when `backend` can run on tensors of `device_type`, else the reason."""
     if backend == "reference":
@@ -63,8 +68,7 @@ def pick(
     op: str, implementations: Mapping[str, Callable], device_type: str, explicit: str | None
 ) -> Callable:
     """The implementation to call; `implementations` maps backend to function, best first."""
-    chosen = explicit or _local.backend
-    wanted = chosen or _FROM_ENVIRONMENT
+    wanted = explicit or asked_for()
     if not wanted:
         for backend, function in implementations.items():
             if why_unavailable(backend, device_type) is None:

@@ -54,7 +54,7 @@ def make_drafter(config: SpeculativeConfig, eos_token_ids: frozenset[int]) -> Dr
     return NgramDrafter(
         min_n=config.prompt_lookup_min,
         max_n=config.prompt_lookup_max,
-        num_matches=1 if config.rule == "block" else config.prompt_lookup_matches,
+        num_matches=config.matches_in_draft,
         max_draft=config.num_speculative_tokens or config.max_speculative_tokens,
         eos_token_ids=eos_token_ids,
     )

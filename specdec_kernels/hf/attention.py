@@ -49,9 +49,17 @@ class Window:
     """What the attention function needs to know about the verify forward that is running.
 
     sliding: indices of the layers whose cache is that of a sliding window.
+    split_size: keys per split of the cache; 0 lets the kernel choose by the window's size.
     """
 
-    def __init__(self, tree: DraftTree, prefix_len: Tensor, sliding: frozenset[int] = frozenset()):
+    def __init__(
+        self,
+        tree: DraftTree,
+        prefix_len: Tensor,
+        sliding: frozenset[int] = frozenset(),
+        split_size: int = 0,
+    ):
+        self.split_size = split_size
         self.tree = tree
         self.prefix_len = prefix_len
         self.sliding = sliding
@@ -162,6 +170,7 @@ def attention(
         window=sliding_window if sliding_window else None,
         softcap=softcap,
         sinks=None if s_aux is None else s_aux.float(),
+        split_size=window.split_size,
     )
     return out, None
 

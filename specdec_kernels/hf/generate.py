@@ -201,7 +201,7 @@ class Run:
             inputs["cache_position"] = torch.arange(
                 start, start + tree.draft_token_ids.shape[1], device=prefix.device
             )
-        window = Window(tree, self.kv.prefix_len, self.cache.sliding)
+        window = Window(tree, self.kv.prefix_len, self.cache.sliding, self.engine.split_size)
         logits = self.engine.verify_logits(self.model, window, inputs)
         self.engine.proven = True
         self._release_held()

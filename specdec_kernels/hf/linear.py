@@ -1,25 +1,30 @@
-"""The model's linear layers through linear_small_m, in verify forwards, where that is faster.
+"""The model's linear layers through linear_small_m in verify forwards: where faster, or always.
 
 Prefill keeps torch's layers, so that it is bit for bit that of plain generate, with one exception:
 16-bit weights on a processor without 16-bit matrix units. There torch needs several times as long,
-and 16-bit results are held to the near-tie rule anyway.
+and 16-bit results are held to the near-tie rule anyway. `linear="auto"` finds out by measuring;
+"invariant" decides by the processor, so that every run of a machine has the same prefill.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import statistics
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from transformers.pytorch_utils import Conv1D
 
+from specdec_kernels import native
 from specdec_kernels.dispatch import why_unavailable
+from specdec_kernels.hf.invariant import RowWise, Survey, by_rows, is_elementwise
 from specdec_kernels.ops.linear_small_m import linear_small_m
 
 MAX_ROWS = 64
@@ -29,39 +34,80 @@ SAMPLE = 8
 SECONDS_PER_SHAPE = 0.05
 PREFILL_GAIN = 2.0
 
-_active = threading.local()  # .mode is "verify", "prefill" or absent
+_active = threading.local()  # .mode is "verify", "invariant", "prefill" or absent
 _flip_lock = threading.Lock()
 _users: dict[int, int] = {}  # by id of the module: forwards that run through our flip
 _measured: dict[tuple, tuple[float, ...]] = {}
 _measure_lock = threading.Lock()
 
 
+Forward = Callable[..., Any]
+Replaced = list[tuple[nn.Module, Forward]]
+
+
 class LinearFlip:
-    """Gives eligible nn.Linear modules a `forward` of ours while verify forwards run.
+    """Gives eligible linear modules a `forward` of ours while verify forwards run.
 
     Eligible: exactly nn.Linear, with plain dense CPU weights in a dtype that the kernel takes.
     Quantised, LoRA and hooked layers keep their own forward. Other threads that run a module while
-    it is flipped get the ordinary linear. Flips of one module are counted, whoever made them.
+    it is flipped get the ordinary one. Flips of one module are counted, whoever made them.
+
+    invariant: all eligible ones and Conv1D too, whatever is faster, and also the modules that
+        `treat` was told of.
     """
 
-    def __init__(self, model: nn.Module):
-        self._modules: list[tuple[nn.Linear, Any]] | None = None
+    def __init__(self, model: nn.Module, *, invariant: bool = False):
+        self.invariant = invariant
+        self._modules: Replaced | None = None
+        self._treated: set[nn.Module] = set()
         self._model = weakref.ref(model)
 
     def verify(self) -> contextlib.AbstractContextManager[None]:
-        return self._flipped("verify")
+        return self._flipped("invariant" if self.invariant else "verify")
 
     def prefill(self) -> contextlib.AbstractContextManager[None]:
         return self._flipped("prefill")
+
+    def treat(self, survey: Survey) -> list[str]:
+        """Takes the uneven modules of a forward in hand; what cannot be helped, for a warning."""
+        model = self._model()
+        names = {} if model is None else {m: name for name, m in model.named_modules()}
+        hopeless = []
+        for module, operations, uneven in survey.uneven():
+            if module in self._treated:
+                continue
+            shown = f"{names.get(module) or 'the model'} ({type(module).__name__})"
+            if "unknown" in uneven:
+                hopeless.append(f"{shown} runs {', '.join(sorted(uneven['unknown']))}")
+            elif module is None or module is model or not _may_replace(module):
+                products = sorted(set().union(*uneven.values()))
+                hopeless.append(f"{shown} keeps its own forward, with {', '.join(products)}")
+            else:
+                self._treated.add(module)
+                forward = _invariant_forward(module, is_elementwise(module, operations))
+                with _flip_lock:
+                    self._modules = [*(self._modules or []), (module, forward)]
+        return hopeless
+
+    def _replacements(self, model: nn.Module) -> Replaced:
+        if not self.invariant:
+            return [(m, _forward_of(m, gains)) for m, gains in choose(model)]
+        linears = [m for m in model.modules() if isinstance(m, nn.Linear) and is_eligible(m)]
+        return [
+            *((m, _forward_of(m, None)) for m in linears),
+            *((m, _Conv1DForward(m)) for m in model.modules() if is_eligible(m, Conv1D)),
+        ]
 
     @contextlib.contextmanager
     def _flipped(self, mode: str) -> Iterator[None]:
         with _flip_lock:
             model = self._model()
             if self._modules is None and model is not None:
-                self._modules = [(m, _forward_of(m, gains)) for m, gains in choose(model)]
+                self._modules = self._replacements(model)
             modules = self._modules or []
             for module, forward in modules:
+                if mode == "prefill" and isinstance(forward, _Conv1DForward):
+                    forward.forget()
                 if id(module) not in _users:
                     module.__dict__["forward"] = forward
                 _users[id(module)] = _users.get(id(module), 0) + 1
@@ -77,19 +123,70 @@ class LinearFlip:
                         del _users[id(module)], module.__dict__["forward"]
 
 
-def _forward_of(module: nn.Linear, gains: tuple[float, ...]) -> Any:
-    in_prefill = module.weight.dtype != torch.float32 and gains[-1] >= PREFILL_GAIN
+def _forward_of(module: nn.Linear, gains: tuple[float, ...] | None) -> Forward:
+    """gains: torch's time over ours by MEASURED_ROWS; None when nothing was measured."""
+    if gains is None:
+        in_prefill = _torch_lacks_units_for(module.weight.dtype)
+    else:
+        in_prefill = module.weight.dtype != torch.float32 and gains[-1] >= PREFILL_GAIN
 
     def forward(x: Tensor) -> Tensor:
         rows = x.numel() // x.shape[-1]
         mode = getattr(_active, "mode", None)
-        ours = (mode == "verify" and rows <= MAX_ROWS and gains[_bucket(rows)] > 1.0) or (
-            mode == "prefill" and in_prefill
-        )
+        if mode == "verify":
+            ours = gains is not None and rows <= MAX_ROWS and gains[_bucket(rows)] > 1.0
+        else:
+            ours = mode == "invariant" or (mode == "prefill" and in_prefill)
         if not ours:
             return functional.linear(x, module.weight, module.bias)
         out = linear_small_m(x.reshape(rows, x.shape[-1]), module.weight, module.bias)
         return out.view(*x.shape[:-1], out.shape[-1])
+
+    return forward
+
+
+def _torch_lacks_units_for(dtype: torch.dtype) -> bool:
+    """Whether torch emulates products of 16-bit numbers here: a rule that no load can sway."""
+    if dtype == torch.bfloat16:
+        return native.cpu.isa() not in ("avx512_bf16", "amx")
+    return dtype == torch.float16
+
+
+class _Conv1DForward:
+    """GPT-2's linear layer keeps [K, N]; a transposed copy of the weight serves the kernel.
+
+    The copy is made anew for every generation: a weight may be changed without leaving a trace.
+    """
+
+    def __init__(self, module: Conv1D):
+        self.module = weakref.ref(module)
+        self.weight: Tensor | None = None
+
+    def forget(self) -> None:
+        self.weight = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        module = self.module()
+        assert module is not None  # it is calling
+        if getattr(_active, "mode", None) != "invariant":
+            return type(module).forward(module, x)
+        weight = self.weight
+        if weight is None:
+            weight = self.weight = module.weight.detach().t().contiguous()
+        out = linear_small_m(x.reshape(-1, x.shape[-1]), weight, module.bias)
+        return out.view(*x.shape[:-1], out.shape[-1])
+
+
+def _invariant_forward(module: nn.Module, elementwise: bool) -> Forward:
+    original = type(module).forward
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        if getattr(_active, "mode", None) != "invariant":
+            return original(module, *args, **kwargs)
+        if elementwise and len(args) == 1 and not kwargs:
+            return by_rows(functools.partial(original, module), args[0])
+        with RowWise():
+            return original(module, *args, **kwargs)
 
     return forward
 
@@ -110,12 +207,19 @@ def choose(model: nn.Module) -> list[tuple[nn.Linear, tuple[float, ...]]]:
     return chosen
 
 
-def is_eligible(module: nn.Module) -> bool:
-    if type(module) is not nn.Linear:
+def _may_replace(module: nn.Module) -> bool:
+    """Not a linear layer that was not eligible, nor a forward that others put on the instance."""
+    return not isinstance(module, nn.Linear) and _has_forward_of_its_class(module)
+
+
+def _has_forward_of_its_class(module: nn.Module) -> bool:
+    return "forward" not in module.__dict__ or id(module) in _users
+
+
+def is_eligible(module: nn.Module, kind: type[nn.Module] = nn.Linear) -> bool:
+    if type(module) is not kind or not _has_forward_of_its_class(module):
         return False
-    if "forward" in module.__dict__ and id(module) not in _users:
-        return False
-    weight = module.weight
+    weight: Any = module.weight
     return (
         type(weight) is nn.Parameter
         and weight.device.type == "cpu"

@@ -142,7 +142,7 @@ def test_a_patch_that_fails_half_way(monkeypatch, inputs):
     model = fresh("llama")
     expected = new_tokens(model, inputs)
 
-    def fails(*args):
+    def fails(*args, **options):
         raise RuntimeError("half-way")
 
     for place in ("Flip", "LinearFlip", "_install", "support"):
