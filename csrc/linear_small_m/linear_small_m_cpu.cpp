@@ -4,17 +4,17 @@
 #include <omp.h>
 #endif
 
+#include "linear_small_m/tiles.h"
 #include "linear_small_m/vectors.h"
 
 namespace specdec {
 namespace SPECDEC_ISA {
 namespace {
 
-// Threads get multiples of this many outputs, which are whole register blocks.
-constexpr int64_t kUnit = 12;
+typedef bool (*MultiplyColumns)(const LinearSmallMParams& p, int64_t n0, int64_t n1);
 
-template <class T>
-Status run(const LinearSmallMParams& p) {
+// Each thread takes a contiguous part of the weight: a multiple of `unit` rows.
+Status run(const LinearSmallMParams& p, MultiplyColumns multiply, int64_t unit) {
   bool enough_memory = true;
 #pragma omp parallel num_threads(p.num_threads) reduction(&& : enough_memory) if (p.n * p.k > 16384)
   {
@@ -23,23 +23,30 @@ Status run(const LinearSmallMParams& p) {
 #else
     const int64_t thread = 0, threads = 1;
 #endif
-    const int64_t units = (p.n + kUnit - 1) / kUnit;
-    const int64_t n1 = units * (thread + 1) / threads * kUnit;
-    enough_memory = multiply_columns<T>(p, units * thread / threads * kUnit, n1 < p.n ? n1 : p.n);
+    const int64_t units = (p.n + unit - 1) / unit;
+    const int64_t n1 = units * (thread + 1) / threads * unit;
+    enough_memory = multiply(p, units * thread / threads * unit, n1 < p.n ? n1 : p.n);
   }
   return enough_memory ? Status::ok : Status::out_of_memory;
 }
+
+// Whole register blocks of every height.
+constexpr int64_t kBlockUnit = 12;
 
 }  // namespace
 
 Status linear_small_m(const LinearSmallMParams& p) {
   switch (p.dtype) {
     case DType::f32:
-      return run<float>(p);
+      return run(p, multiply_columns<float>, kBlockUnit);
     case DType::bf16:
-      return run<BFloat16>(p);
+#if defined(SPECDEC_ISA_amx)
+      return run(p, multiply_columns_by_tiles, kTileSide);
+#else
+      return run(p, multiply_columns<BFloat16>, kBlockUnit);
+#endif
     case DType::f16:
-      return run<Half>(p);
+      return run(p, multiply_columns<Half>, kBlockUnit);
     default:
       return Status::unsupported_dtype;
   }
