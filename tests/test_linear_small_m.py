@@ -54,15 +54,40 @@ def test_deep_rows_are_split_and_joined(backend, dtype):
         check_against_double(y, x, weight, bias)
 
 
+def assert_rows_stand_alone(x, weight, bias, counts):
+    """The last rows alone give the bits that they have among all."""
+    whole = linear_small_m(x, weight, bias, backend="cpu")
+    for rows in counts:
+        part = linear_small_m(x[len(x) - rows :], weight, bias, backend="cpu")
+        assert torch.equal(part, whole[len(x) - rows :]), rows
+
+
 @needs_cpu
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("columns, depth", [(1, 5), (26, 6000), (111, 576), (200, 1537)])
 def test_a_row_does_not_depend_on_the_others(dtype, columns, depth):
     x, weight, bias = case(130, columns, depth, dtype)
-    whole = linear_small_m(x, weight, bias, backend="cpu")
-    for rows in [*range(1, 18), 33, 64, 65]:
-        part = linear_small_m(x[130 - rows :], weight, bias, backend="cpu")
-        assert torch.equal(part, whole[130 - rows :])
+    assert_rows_stand_alone(x, weight, bias, [*range(1, 18), 33, 64, 65, 129])
+
+
+@needs_cpu
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "columns, depth", [(576, 576), (45, 896), (896, 61), (39, 1536), (1536, 33), (8, 1), (3, 577)]
+)
+def test_every_number_of_rows_up_to_64(dtype, columns, depth):
+    x, weight, bias = case(64, columns, depth, dtype)
+    assert_rows_stand_alone(x, weight, bias, range(1, 64))
+
+
+@needs_cpu
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "columns, depth", [(30, 4096), (4096, 40), (18, 49152), (49152, 8), (896, 896), (1536, 576)]
+)
+def test_large_layers_by_rows(dtype, columns, depth):
+    x, weight, bias = case(64, columns, depth, dtype)
+    assert_rows_stand_alone(x, weight, bias, (1, 2, 5, 6, 7, 9, 10, 16, 17, 31, 32, 48, 63))
 
 
 @needs_cpu

@@ -43,7 +43,9 @@ def linear_small_m(
     """
     if not _plainly_right(x, weight, bias) or torch.is_grad_enabled():
         _check(x, weight, bias)
-    return _op(x, weight, bias, backend=backend or "")
+    if backend is None:  # the shorter call costs half a microsecond less
+        return _op(x, weight, bias)
+    return _op(x, weight, bias, backend=backend)
 
 
 def _plainly_right(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
@@ -71,14 +73,14 @@ def _check(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
 
 
 def _cpu(x, weight, bias=None):
-    y = x.new_empty((x.shape[0], weight.shape[0]))
+    y = x.new_empty(x.shape[0], weight.shape[0])
     bias = None if bias is None else bias.contiguous()
     native.cpu.linear_small_m(_dense(x), _dense(weight), bias, y, native.num_threads())
     return y
 
 
 def _dense(matrix):
-    return matrix if matrix.stride(1) == 1 else matrix.contiguous()
+    return matrix if matrix.is_contiguous() or matrix.stride(1) == 1 else matrix.contiguous()
 
 
 def _fake(x, weight, bias=None):
