@@ -33,8 +33,13 @@ def test_same_bits_as_reference(backend, dtype, vocab):
         assert torch.equal(sample(logits, sampling, stream=stream, backend=backend), expected)
 
 
+SHAPES = [
+    "decay", "slow decay", "two plateaus", "few finite", "one place", "wide", "hidden from a sample"
+]  # fmt: skip
+
+
 def shaped(name, vocab, g):
-    """Rows whose nucleus is narrow, wide, a tie, or lies in one place."""
+    """Rows whose nucleus is narrow, wide, a tie, lies in one place, or where no sample sees it."""
     noise = torch.rand(vocab, generator=g) * 1e-3
     if name == "decay":
         return noise - torch.randperm(vocab, generator=g) / 40
@@ -48,6 +53,12 @@ def shaped(name, vocab, g):
         row = torch.full((vocab,), -math.inf)
         row[torch.randperm(vocab, generator=g)[:7]] = noise[:7]
         return row
+    if name == "wide":
+        return torch.randn(vocab, generator=g) * 2
+    if name == "hidden from a sample":  # every 16th stride, of any instruction set, looks different
+        at = torch.arange(vocab)
+        sampled = (at % 4096 < 256) | (at % 2048 < 128) | (at % 1024 < 64)
+        return torch.where(sampled, noise - 5.0, torch.rand(vocab, generator=g) * -9.0)
     row = noise - 30.0
     row[vocab // 2 : vocab // 2 + 90] = noise[:90] * 1e3
     return row
@@ -55,7 +66,7 @@ def shaped(name, vocab, g):
 
 @pytest.mark.parametrize("backend", NATIVE)
 @pytest.mark.parametrize("vocab", [5000, 50257])
-@pytest.mark.parametrize("name", ["decay", "slow decay", "two plateaus", "few finite", "one place"])
+@pytest.mark.parametrize("name", SHAPES)
 def test_same_bits_however_the_nucleus_lies(backend, vocab, name):
     g = torch.Generator().manual_seed(vocab)
     filters = [
