@@ -387,6 +387,15 @@ def test_cost_curves_never_fall():
     assert costs.largest(2) == 1 and costs.curve(2, [1])[0] == 1.0
 
 
+def test_a_disturbed_measurement_does_not_hide_the_cost_of_larger_windows():
+    """While the machine was busy a step took a hundred times as long: large drafts seemed free."""
+    adaptive = controller(slot_cost=0.2, largest=48)
+    adaptive.costs.record(1, 3, 200.0)
+    assert adaptive.costs.curve(1, [2, 3, 16]) == pytest.approx([1.2, 1.6, 4.0])
+    adaptive.costs.record(1, 33, 7.0)
+    assert adaptive.draft_size(1, [1]) <= 2
+
+
 def test_acceptance_model_learns_and_forgets():
     model = AcceptanceModel()
     assert 0 < model.probability(1) < model.probability(4) < 1

@@ -44,6 +44,7 @@ class CostModel:
             )
         if not points:
             return [1.0 + PRIOR_SLOT_COST * (w - 1) for w in windows]
+        points = _never_falling(points)
         return [_interpolate(points, window) for window in windows]
 
     def largest(self, batch: int) -> int:
@@ -141,14 +142,25 @@ def _bucket(window: int) -> int:
     return (window + step - 1) // step * step
 
 
+def _never_falling(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+    """Lowers each point to the cheapest larger window.
+
+    What disturbs a measurement makes it longer, so the smaller window was the one disturbed.
+    """
+    cheapest, lowered = float("inf"), []
+    for window, seconds in reversed(points):
+        cheapest = min(cheapest, seconds)
+        lowered.append((window, cheapest))
+    return lowered[::-1]
+
+
 def _interpolate(points: Sequence[tuple[int, float]], window: int) -> float:
-    """Linear between measured points, never falling; outside them by the prior slope."""
+    """Linear between measured points; outside them by the prior slope."""
     first_window, first = points[0]
     if window <= first_window:
         return first / (1.0 + PRIOR_SLOT_COST * (first_window - window))
     previous_window, previous = first_window, first
-    for point_window, raw in points[1:]:
-        value = max(raw, previous)
+    for point_window, value in points[1:]:
         if window <= point_window:
             share = (window - previous_window) / (point_window - previous_window)
             return previous + share * (value - previous)

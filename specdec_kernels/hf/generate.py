@@ -177,7 +177,9 @@ class Run:
             self.metrics,
             self.max_positions,
         )
-        loop.run()
+        linear = self.engine.linear
+        with contextlib.nullcontext() if linear is None else linear.hold():
+            loop.run()
         self._release_held()
         self.engine.metrics.add(self.metrics)
 

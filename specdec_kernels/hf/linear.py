@@ -23,8 +23,9 @@ from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
 from specdec_kernels import native
-from specdec_kernels.dispatch import why_unavailable
+from specdec_kernels.dispatch import asked_for, why_unavailable
 from specdec_kernels.hf.invariant import RowWise, Survey, by_rows, is_elementwise
+from specdec_kernels.ops.linear_small_m import _cpu as direct  # a step has hundreds of calls
 from specdec_kernels.ops.linear_small_m import linear_small_m
 
 MAX_ROWS = 64
@@ -34,7 +35,14 @@ SAMPLE = 8
 SECONDS_PER_SHAPE = 0.05
 PREFILL_GAIN = 2.0
 
-_active = threading.local()  # .mode is "verify", "invariant", "prefill" or absent
+
+class _Active(threading.local):
+    mode: str | None = None  # "verify", "invariant" or "prefill" while such a forward runs
+    held: LinearFlip | None = None
+    kernel: Callable[..., Tensor] = staticmethod(linear_small_m)
+
+
+_active = _Active()
 _flip_lock = threading.Lock()
 _users: dict[int, int] = {}  # by id of the module: forwards that run through our flip
 _measured: dict[tuple, tuple[float, ...]] = {}
@@ -59,7 +67,7 @@ class LinearFlip:
     def __init__(self, model: nn.Module, *, invariant: bool = False):
         self.invariant = invariant
         self._modules: Replaced | None = None
-        self._treated: set[nn.Module] = set()
+        self._treated: dict[nn.Module, Forward] = {}
         self._model = weakref.ref(model)
 
     def verify(self) -> contextlib.AbstractContextManager[None]:
@@ -83,10 +91,8 @@ class LinearFlip:
                 products = sorted(set().union(*uneven.values()))
                 hopeless.append(f"{shown} keeps its own forward, with {', '.join(products)}")
             else:
-                self._treated.add(module)
                 forward = _invariant_forward(module, is_elementwise(module, operations))
-                with _flip_lock:
-                    self._modules = [*(self._modules or []), (module, forward)]
+                self._treated = {**self._treated, module: forward}
         return hopeless
 
     def _replacements(self, model: nn.Module) -> Replaced:
@@ -99,47 +105,77 @@ class LinearFlip:
         ]
 
     @contextlib.contextmanager
+    def hold(self) -> Iterator[None]:
+        """Leaves the modules flipped, but idle, between this thread's forwards: there are many."""
+        with _installed(self._linears()):
+            outer, _active.held = _active.held, self
+            try:
+                yield
+            finally:
+                _active.held = outer
+
+    @contextlib.contextmanager
     def _flipped(self, mode: str) -> Iterator[None]:
+        linears = self._linears()
+        if mode == "prefill":
+            for _, forward in linears:
+                if isinstance(forward, _Conv1DForward):
+                    forward.forget()
+        replaced = [*([] if _active.held is self else linears), *self._treated.items()]
+        with _installed(replaced):
+            _active.kernel = direct if asked_for() in ("", "cpu") else linear_small_m
+            _active.mode = mode
+            try:
+                yield
+            finally:
+                _active.mode = None
+
+    def _linears(self) -> Replaced:
         with _flip_lock:
             model = self._model()
             if self._modules is None and model is not None:
                 self._modules = self._replacements(model)
-            modules = self._modules or []
-            for module, forward in modules:
-                if mode == "prefill" and isinstance(forward, _Conv1DForward):
-                    forward.forget()
-                if id(module) not in _users:
-                    module.__dict__["forward"] = forward
-                _users[id(module)] = _users.get(id(module), 0) + 1
-        _active.mode = mode
-        try:
-            yield
-        finally:
-            _active.mode = None
-            with _flip_lock:
-                for module, _ in modules:
-                    _users[id(module)] -= 1
-                    if _users[id(module)] == 0:
-                        del _users[id(module)], module.__dict__["forward"]
+            return self._modules or []
+
+
+@contextlib.contextmanager
+def _installed(replaced: Replaced) -> Iterator[None]:
+    with _flip_lock:
+        for module, forward in replaced:
+            if id(module) not in _users:
+                module.__dict__["forward"] = forward
+            _users[id(module)] = _users.get(id(module), 0) + 1
+    try:
+        yield
+    finally:
+        with _flip_lock:
+            for module, _ in replaced:
+                _users[id(module)] -= 1
+                if _users[id(module)] == 0:
+                    del _users[id(module)], module.__dict__["forward"]
 
 
 def _forward_of(module: nn.Linear, gains: tuple[float, ...] | None) -> Forward:
     """gains: torch's time over ours by MEASURED_ROWS; None when nothing was measured."""
+    parameters: Any = module._parameters  # asking the module for them takes longer
     if gains is None:
         in_prefill = _torch_lacks_units_for(module.weight.dtype)
+        wins = (False,) * (MAX_ROWS + 1)
     else:
         in_prefill = module.weight.dtype != torch.float32 and gains[-1] >= PREFILL_GAIN
+        wins = tuple(gains[_bucket(rows)] > 1.0 for rows in range(MAX_ROWS + 1))
 
     def forward(x: Tensor) -> Tensor:
         rows = x.numel() // x.shape[-1]
-        mode = getattr(_active, "mode", None)
+        mode = _active.mode
         if mode == "verify":
-            ours = gains is not None and rows <= MAX_ROWS and gains[_bucket(rows)] > 1.0
+            ours = rows <= MAX_ROWS and wins[rows]
         else:
             ours = mode == "invariant" or (mode == "prefill" and in_prefill)
+        weight, bias = parameters["weight"], parameters["bias"]
         if not ours:
-            return functional.linear(x, module.weight, module.bias)
-        out = linear_small_m(x.reshape(rows, x.shape[-1]), module.weight, module.bias)
+            return functional.linear(x, weight, bias)
+        out = _active.kernel(x.reshape(rows, x.shape[-1]), weight, bias)
         return out.view(*x.shape[:-1], out.shape[-1])
 
     return forward
@@ -168,12 +204,12 @@ class _Conv1DForward:
     def __call__(self, x: Tensor) -> Tensor:
         module = self.module()
         assert module is not None  # it is calling
-        if getattr(_active, "mode", None) != "invariant":
+        if _active.mode != "invariant":
             return type(module).forward(module, x)
         weight = self.weight
         if weight is None:
             weight = self.weight = module.weight.detach().t().contiguous()
-        out = linear_small_m(x.reshape(-1, x.shape[-1]), weight, module.bias)
+        out = _active.kernel(x.reshape(-1, x.shape[-1]), weight, module.bias)
         return out.view(*x.shape[:-1], out.shape[-1])
 
 
@@ -181,7 +217,7 @@ def _invariant_forward(module: nn.Module, elementwise: bool) -> Forward:
     original = type(module).forward
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        if getattr(_active, "mode", None) != "invariant":
+        if _active.mode != "invariant":
             return original(module, *args, **kwargs)
         if elementwise and len(args) == 1 and not kwargs:
             return by_rows(functools.partial(original, module), args[0])
@@ -251,7 +287,7 @@ def _gain(modules: list[nn.Linear], rows: int) -> float:
             functional.linear(x, module.weight, module.bias)
         middle = time.perf_counter()
         for module in sample:
-            linear_small_m(x, module.weight, module.bias)
+            direct(x, module.weight, module.bias)
         theirs.append(middle - started)
         ours.append(time.perf_counter() - middle)
         if time.perf_counter() - begun > SECONDS_PER_SHAPE:

@@ -7,6 +7,7 @@ import torch
 from tiny import accelerated, batch, fresh, lookup_rows, new_tokens
 from torch import nn
 from torch.nn import functional
+from transformers import StoppingCriteria
 
 from specdec_kernels import native
 from specdec_kernels.hf import linear
@@ -70,13 +71,13 @@ def with_own_forward(old):
 def weights_used(monkeypatch):
     """Shapes of the weights that the kernel was given; every eligible layer counts as faster."""
     used = []
-    kernel = linear.linear_small_m
+    kernel = linear.direct
 
     def counting(x, weight, bias=None):
         used.append(weight)
         return kernel(x, weight, bias)
 
-    monkeypatch.setattr(linear, "linear_small_m", counting)
+    monkeypatch.setattr(linear, "direct", counting)
     monkeypatch.setattr(linear, "_measured", {})
     monkeypatch.setattr(linear, "_gain", lambda modules, rows: 10.0)
     return used
@@ -134,3 +135,26 @@ def test_dynamically_quantised_layers(dtype, weights_used):
     with accelerated(model, **options):
         assert new_tokens(model, inputs) == expected
     assert weights_used == []
+
+
+def test_forwards_between_ours_are_the_models_own(monkeypatch):
+    """Modules stay flipped for a whole generation; a criterion's forward gets torch's layers."""
+    model = fresh("llama")
+    ids = torch.tensor([[5, 6, 7, 8]])
+    expected = model(ids).logits
+    kernel = linear.direct
+    monkeypatch.setattr(linear, "direct", lambda *args: 1.001 * kernel(*args))
+    monkeypatch.setattr(linear, "_measured", {})
+    monkeypatch.setattr(linear, "_gain", lambda modules, rows: 10.0)
+    seen = []
+
+    class Ask(StoppingCriteria):
+        def __call__(self, input_ids, scores, **kwargs):
+            flipped = "forward" in vars(model.lm_head)
+            seen.append((flipped, torch.equal(model(ids).logits, expected)))
+            return torch.zeros(len(input_ids), dtype=torch.bool)
+
+    with accelerated(model, num_speculative_tokens=4):
+        new_tokens(model, batch([[2, 3, 4]]), max_new_tokens=12, stopping_criteria=[Ask()])
+    assert seen[-1] == (True, True) and all(same for _, same in seen)
+    assert not any("forward" in vars(module) for module in model.modules())
