@@ -60,6 +60,7 @@ def case(
         rivals={"torch_linear": partial(apply, linear)},
         bytes=elements * dtype.itemsize,
         flops=2 * rows * sum(n * k for n, k in layers),
+        reads=lambda x: x.weights,
         check=close,
     )
 

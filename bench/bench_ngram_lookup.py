@@ -85,4 +85,5 @@ def cases(options: Options) -> Iterable[Case]:
             reference=partial(by_reference, latest=latest),
             rivals=rivals,
             bytes=shape["B"] * size * 4,
+            reads=lambda x: [x.tokens],
         )

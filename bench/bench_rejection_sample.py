@@ -98,6 +98,7 @@ def cases(options: Options) -> Iterable[Case]:
             bytes=windows.logits_bytes(shape),
             check_rival=plausible,
             facts=partial(windows.visits, shape=shape),
+            reads=lambda x: [x.logits],
             operations=coupled_operations if shape["rule"] == "coupled" else None,
             vary=True,
         )

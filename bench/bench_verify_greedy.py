@@ -50,5 +50,6 @@ def cases(options: Options) -> Iterable[Case]:
             bytes=windows.logits_bytes(shape),
             check_rival=same_tokens,
             facts=partial(windows.visits, shape=shape),
+            reads=lambda x: [x.logits],
             vary=True,
         )

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from bench.machine import last_level_cache, machine
 from bench.roofs import Roofs
+from specdec_kernels import native
 from specdec_kernels.dispatch import use_backend, why_unavailable
 
 MAX_SETS = 1024
@@ -37,6 +38,7 @@ RIVALS = (
     "sdpa_bool", "sdpa_folded", "flex", "hf_sdpa", "torch_batched", "hf_speculative_sampling",
     "prompt_lookup", "ngram_lookup", "torch_linear", "index_copy",
 )  # fmt: skip
+READ = "read"
 OUTCOME = ("accepted", "rows", "rows_visited", "visited_bytes")
 
 Function = Callable[[Any], Any]
@@ -69,6 +71,8 @@ class Case:
     check_rival: the same for rivals, with the inputs as third argument; None takes `check`.
     vary: the work depends on the values, so each set has a seed of its own; else they are copies.
     facts: the keys of OUTCOME for the record's "case", from our results for all sets.
+    reads: the contiguous tensors that one call has to read; they are then read by the bandwidth
+        probe too, in turns with the others: what memory gives in such pieces, `read_ms`.
     operations: of one call, from the record's "case": lane by lane in fp32 or integers, as random
         numbers need them; each weighs as much as a multiply-add.
     """
@@ -84,6 +88,7 @@ class Case:
     check: Callable[[Any, Any], None] = assert_same
     check_rival: Callable[[Any, Any, Any], None] | None = None
     facts: Callable[[list[Any]], dict[str, Any]] | None = None
+    reads: Callable[[Any], list[Tensor]] | None = None
     operations: Callable[[dict[str, Any]], int] | None = None
     vary: bool = False
     in_place: bool = False
@@ -123,10 +128,11 @@ def measure(op: str, case: Case, roofs: Roofs, *, seconds: float) -> list[dict[s
     if case.facts is not None:
         shape |= case.facts([case.run(x) for x in sets])
     shortest = SHORTEST_AVERAGE if case.vary else SHORTEST_SAMPLE
-    times = time_in_turns(ours | case.rivals, sets, seconds, shortest)
-    arithmetic = {}
+    probe = {} if case.reads is None else {READ: _reader(case.reads, roofs.threads)}
+    times = time_in_turns(ours | case.rivals | probe, sets, seconds, shortest)
+    more = {f"{name}_ms": Sample.of(times[name]).ms for name in probe}
     if case.operations is not None:
-        arithmetic["arithmetic_ms"] = roofs.operations_ms(case.operations(shape))
+        more["arithmetic_ms"] = roofs.operations_ms(case.operations(shape))
     return [
         {
             "op": op,
@@ -136,7 +142,7 @@ def measure(op: str, case: Case, roofs: Roofs, *, seconds: float) -> list[dict[s
             **Sample.of(times[backend]).__dict__,
             "bytes": case.bytes,
             "roof_ms": roofs.ms(case.bytes, case.flops, shape["dtype"]),
-            **arithmetic,
+            **more,
             "rivals": {name: Sample.of(times[name]).ms for name in case.rivals},
             "machine": machine() | {"gb_per_s": roofs.gb_per_s, "gflops": roofs.gflops},
         }
@@ -168,6 +174,14 @@ def label(shape: dict[str, Any]) -> str:
     return " ".join(
         str(v) if k == "dtype" else f"{k}={v}" for k, v in shape.items() if k not in OUTCOME
     )
+
+
+def _reader(reads: Callable[[Any], list[Tensor]], threads: int) -> Function:
+    def call(inputs: Any) -> None:
+        for tensor in reads(inputs):
+            native.cpu.read_bandwidth_probe(tensor.view(-1), threads)
+
+    return call
 
 
 def _on_backend(backend: str, run: Function) -> Function:

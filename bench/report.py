@@ -39,9 +39,9 @@ def row(record: Record) -> str:
         for key in OUTCOME
         if key in record["case"]
     )
-    arithmetic = ""
+    more = f", {ms / record['read_ms']:.2f}x the read" if "read_ms" in record else ""
     if "arithmetic_ms" in record:
-        arithmetic = f", {record['arithmetic_ms'] / ms:.0%} of the arithmetic roof"
+        more += f", {record['arithmetic_ms'] / ms:.0%} of the arithmetic roof"
     rivals = "".join(
         f"  {name} {rival:.4g} ({rival / ms:.2f}x)" for name, rival in record["rivals"].items()
     )
@@ -49,7 +49,7 @@ def row(record: Record) -> str:
         f"  {label(record['case'])}: {record['backend']} {ms:.4g} ms "
         f"[{record['p10']:.4g}, {record['p90']:.4g}], {megabytes:.4g} MB, "
         f"{megabytes / ms:.1f} GB/s, {record['roof_ms'] / ms:.0%} of the roof"
-        f"{arithmetic}{outcome};{rivals}"
+        f"{more}{outcome};{rivals}"
     )
 
 

@@ -170,6 +170,14 @@ def test_a_row_shows_bandwidth_roof_and_ratio():
     assert "flex 1 (2.00x)" in row
 
 
+def test_the_operands_are_read_by_the_probe_too():
+    case = make_case(rivals={}, reads=lambda x: [x.view(2, 2)])
+    (record,) = harness.measure("an_op", case, ROOFS, seconds=0.0)
+    assert set(record) == KEYS | {"read_ms"} and record["read_ms"] > 0
+    assert "2.50x the read" in report.row(make_record(0.5) | {"read_ms": 0.2})
+    assert "the read" not in report.row(make_record(0.5))
+
+
 def test_the_share_of_the_arithmetic_roof():
     case = make_case(rivals={}, operations=lambda shape: 1000 * shape["T"])
     (record,) = harness.measure("an_op", case, ROOFS, seconds=0.0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 import sys
 from typing import Any, NamedTuple
 
@@ -19,7 +18,7 @@ from transformers.generation.stopping_criteria import (
     StopStringCriteria,
 )
 
-from specdec_kernels.dispatch import why_unavailable
+from specdec_kernels.dispatch import asked_for, why_unavailable
 from specdec_kernels.hf.cache import ROLLBACK_LAYERS, cache_layers
 
 ROW_WISE_CRITERIA = (EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StopStringCriteria)
@@ -135,7 +134,7 @@ def _device_reason(model: PreTrainedModel) -> str | None:
     if len({p.device for p in model.parameters()}) > 1:
         return "models split over several devices are not supported"
     device = devices.pop() if devices else "cpu"
-    forced = os.environ.get("SPECDEC_BACKEND")
+    forced = asked_for()
     if device == "cpu" or (forced and why_unavailable(forced, device) is None):
         return None
     return f"there are no kernels for {device} tensors in this version"
