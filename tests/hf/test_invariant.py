@@ -13,6 +13,7 @@ from windows import Windows
 
 import specdec_kernels as sdk
 from specdec_kernels import native
+from specdec_kernels.dispatch import use_backend
 from specdec_kernels.hf import linear
 from specdec_kernels.hf.invariant import EXACT, Survey, by_rows
 
@@ -211,9 +212,9 @@ def test_sums_over_rows_are_seen():
     assert uneven == {"unknown": {"mean", "cumsum"}}
 
 
-def test_another_backend_is_named(monkeypatch):
-    monkeypatch.setenv("SPECDEC_BACKEND", "reference")
-    (text,) = warning_of(fresh("llama"))
+def test_another_backend_is_named():
+    with use_backend("reference"):
+        (text,) = warning_of(fresh("llama"))
     assert "needs the backend cpu, not reference" in text
 
 
