@@ -18,9 +18,9 @@ constexpr int64_t kTallGroup = kLanes == 16 ? 9 : 4;
 constexpr int64_t kRun = 16;  // outputs of one stream that are gathered before they are stored
 constexpr int64_t kMaxDepth = 4;
 constexpr int64_t kPanelBytes = 32768;  // of weights and
-constexpr int64_t kGroupBytes = 20480;  // of x that stay in the caches next to the core
+constexpr int64_t kGroupBytes = 28672;  // of x that stay in the caches next to the core
 // How far ahead a stream of weights is asked for: more than memory's latency, less than a page.
-constexpr int64_t kAheadBytes = 3072;
+constexpr int64_t kAheadBytes = 2048;
 
 // How one thread goes about up to kMaxRows rows of x. A few rows are one group, and every weight
 // passes by once: then the thread's part of the weight is read as `columns` long streams at once,
@@ -85,7 +85,7 @@ void pack(const T* x, int64_t stride, int64_t k, const Plan<T>& plan,
         Steps<T>::pack(source + at, target, rows * kVector);
       if (at == k && k > 0) continue;
       T padded[kStep] = {};
-      std::memcpy(padded, source + at, (k - at) * sizeof(T));
+      if (at < k) std::memcpy(padded, source + at, (k - at) * sizeof(T));
       Steps<T>::pack(padded, target, rows * kVector);
     }
   }
