@@ -94,8 +94,10 @@ SPECDEC_INLINE void multiply(F32 (&sum)[kRows][kCols], const typename Steps<T>::
   constexpr int64_t kVector = S::kStep / S::kParts;
   if constexpr (kRows < kCols) {
     decltype(S::value(x)) values[kRows];
-    SPECDEC_UNROLL for (int r = 0; r < kRows; ++r) values[r] =
-        S::value(x + (part * kRows + r) * kVector);
+    SPECDEC_UNROLL for (int r = 0; r < kRows; ++r) {
+      values[r] = S::value(x + (part * kRows + r) * kVector);
+      keep_in_register(values[r]);
+    }
     SPECDEC_UNROLL for (int c = 0; c < kCols; ++c) {
       auto weight = S::template weight<part>(w + c * stride);
       keep_in_register(weight);

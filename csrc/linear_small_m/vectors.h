@@ -11,9 +11,9 @@ namespace SPECDEC_ISA {
 namespace {
 
 constexpr int64_t kMaxRows = 64;  // rows of x that share one pass over the weight
-// Rows of x in a register block with four rows of the weight, and the most with three: as many as
-// the 16 (AVX-512: 32) registers hold beside the weights.
-constexpr int64_t kGroup = kLanes == 16 ? 6 : 3;
+// Rows of x in a register block, as many as the 16 (AVX-512: 32) registers hold beside the weights:
+// of several groups, and of one that is alone.
+constexpr int64_t kGroup = kLanes == 16 ? 6 : 4;
 constexpr int64_t kTallGroup = kLanes == 16 ? 9 : 4;
 constexpr int64_t kRun = 16;  // outputs of one stream that are gathered before they are stored
 constexpr int64_t kMaxDepth = 4;
@@ -49,7 +49,9 @@ struct Plan {
     if (groups > 1) depth = kPanelBytes / (block_steps * step_bytes);
     if (depth > kMaxDepth) depth = kMaxDepth;
   }
-  static int64_t columns_of(int64_t group_rows) { return group_rows > kGroup ? 3 : 4; }
+  static int64_t columns_of(int64_t group_rows) {
+    return kLanes < 16 || group_rows > kGroup ? 3 : 4;
+  }
   int64_t begin(int64_t g) const { return (rows * g + groups - 1) / groups; }
 };
 
@@ -98,11 +100,13 @@ using Block = void (*)(const typename Steps<T>::Packed* x, const T* w, int64_t s
 template <class T>
 Block<T> find_block(int64_t rows) {
   static constexpr Block<T> kBlocks[] = {
-      block<T, 1, 4>, block<T, 2, 4>, block<T, 3, 4>,
 #if defined(SPECDEC_ISA_avx512)
-      block<T, 4, 4>, block<T, 5, 4>, block<T, 6, 4>,
-      block<T, 7, 3>, block<T, 8, 3>, block<T, 9, 3>,
+      block<T, 1, 4>, block<T, 2, 4>, block<T, 3, 4>, block<T, 4, 4>, block<T, 5, 4>,
+      block<T, 6, 4>, block<T, 7, 3>, block<T, 8, 3>, block<T, 9, 3>,
 #else
+      block<T, 1, 3>,
+      block<T, 2, 3>,
+      block<T, 3, 3>,
       block<T, 4, 3>,
 #endif
   };
