@@ -74,13 +74,12 @@ struct Target {
   int64_t column_stride;
 };
 
-// Compilers would rather read a value again at each use, but loads are what there are too few of.
+// GCC would rather read a value again at each use, but with AVX-512 loads are what there are too
+// few of. With half the registers it knows better.
 template <class V>
 SPECDEC_INLINE void keep_in_register(V& value) {
 #if defined(__AVX512F__)
   asm("" : "+v"(value));
-#elif defined(__SSE2__) && !defined(SPECDEC_EMULATE)
-  asm("" : "+x"(value));
 #else
   (void)value;
 #endif
