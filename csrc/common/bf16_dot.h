@@ -18,7 +18,8 @@ typedef I32 PairsUnaligned __attribute__((aligned(2), may_alias));  // a row may
 
 // kLanes pairs of consecutive elements, one per lane, the first in its low half.
 SPECDEC_INLINE U32 load_pairs(const BFloat16* source) {
-  return bit_cast<U32>(*(const PairsUnaligned*)source);
+  const I32 pairs = *(const PairsUnaligned*)source;
+  return bit_cast<U32>(pairs);
 }
 SPECDEC_INLINE F32 first_of_pairs(U32 pairs) { return bit_cast<F32>(pairs << 16); }
 SPECDEC_INLINE F32 second_of_pairs(U32 pairs) { return bit_cast<F32>(pairs & 0xffff0000u); }

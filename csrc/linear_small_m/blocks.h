@@ -74,6 +74,17 @@ struct Target {
   int64_t column_stride;
 };
 
+// GCC would rather read a value again at each use, but with AVX-512 loads are what there are too
+// few of. With half the registers it knows better.
+template <class V>
+SPECDEC_INLINE void keep_in_register(V& value) {
+#if defined(__AVX512F__)
+  asm("" : "+v"(value));
+#else
+  (void)value;
+#endif
+}
+
 // One part of a step. The shorter side of the block is held in registers, the longer one passes by.
 template <int part, class T, int kRows, int kCols>
 SPECDEC_INLINE void multiply(F32 (&sum)[kRows][kCols], const typename Steps<T>::Packed* x,
@@ -82,10 +93,13 @@ SPECDEC_INLINE void multiply(F32 (&sum)[kRows][kCols], const typename Steps<T>::
   constexpr int64_t kVector = S::kStep / S::kParts;
   if constexpr (kRows < kCols) {
     decltype(S::value(x)) values[kRows];
-    SPECDEC_UNROLL for (int r = 0; r < kRows; ++r) values[r] =
-        S::value(x + (part * kRows + r) * kVector);
+    SPECDEC_UNROLL for (int r = 0; r < kRows; ++r) {
+      values[r] = S::value(x + (part * kRows + r) * kVector);
+      keep_in_register(values[r]);
+    }
     SPECDEC_UNROLL for (int c = 0; c < kCols; ++c) {
-      const auto weight = S::template weight<part>(w + c * stride);
+      auto weight = S::template weight<part>(w + c * stride);
+      keep_in_register(weight);
       SPECDEC_UNROLL for (int r = 0; r < kRows; ++r) sum[r][c] =
           S::multiply(sum[r][c], weight, values[r]);
     }
@@ -94,7 +108,8 @@ SPECDEC_INLINE void multiply(F32 (&sum)[kRows][kCols], const typename Steps<T>::
     SPECDEC_UNROLL for (int c = 0; c < kCols; ++c) weights[c] =
         S::template weight<part>(w + c * stride);
     SPECDEC_UNROLL for (int r = 0; r < kRows; ++r) {
-      const auto value = S::value(x + (part * kRows + r) * kVector);
+      auto value = S::value(x + (part * kRows + r) * kVector);
+      keep_in_register(value);
       SPECDEC_UNROLL for (int c = 0; c < kCols; ++c) sum[r][c] =
           S::multiply(sum[r][c], weights[c], value);
     }

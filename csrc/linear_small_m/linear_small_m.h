@@ -8,8 +8,10 @@ namespace specdec {
 
 // y[m, n] = sum_k x[m, k] weight[n, k] + bias[n], all of one dtype, accumulated in fp32.
 //
-// Every output has one vector accumulator that walks k upwards and is then summed by a fixed tree,
-// so a row of y does not depend on M, on the other rows or on the number of threads.
+// Every output has one accumulator, a vector that walks k upwards and is then summed by a fixed
+// tree or an element of a matrix tile, so a row of y does not depend on M, on the other rows or on
+// the number of threads. It does depend on the instruction set. Where that has dot products of bf16
+// pairs or matrix tiles, those are used for bf16, and they take subnormal inputs and sums for zero.
 struct LinearSmallMParams {
   const void* x;  // [M, x_stride], unit stride over K
   int64_t x_stride;

@@ -38,7 +38,7 @@ void pack_tiles(const BFloat16* x, int64_t stride, int64_t rows, int64_t k, BFlo
     for (int64_t r = 0; r < rows; ++r)
       if (count == kTileDepth)
         pairs[r] = load_pairs(x + r * stride + at);
-      else
+      else if (count > 0)
         std::memcpy(&pairs[r], x + r * stride + at, count * sizeof(BFloat16));
     if (rows == 1)
       for (int i = kTileSide - 1; i >= 0; --i) pairs[i] = pairs[0][i] - U32{};

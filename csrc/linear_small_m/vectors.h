@@ -11,16 +11,16 @@ namespace SPECDEC_ISA {
 namespace {
 
 constexpr int64_t kMaxRows = 64;  // rows of x that share one pass over the weight
-// Rows of x in a register block with four rows of the weight, and the most with three: as many as
-// the 16 (AVX-512: 32) registers hold beside the weights.
-constexpr int64_t kGroup = kLanes == 16 ? 6 : 3;
+// Rows of x in a register block, as many as the 16 (AVX-512: 32) registers hold beside the weights:
+// of several groups, and of one that is alone.
+constexpr int64_t kGroup = kLanes == 16 ? 6 : 4;
 constexpr int64_t kTallGroup = kLanes == 16 ? 9 : 4;
 constexpr int64_t kRun = 16;  // outputs of one stream that are gathered before they are stored
 constexpr int64_t kMaxDepth = 4;
 constexpr int64_t kPanelBytes = 32768;  // of weights and
-constexpr int64_t kGroupBytes = 20480;  // of x that stay in the caches next to the core
+constexpr int64_t kGroupBytes = 28672;  // of x that stay in the caches next to the core
 // How far ahead a stream of weights is asked for: more than memory's latency, less than a page.
-constexpr int64_t kAheadBytes = 3072;
+constexpr int64_t kAheadBytes = 2048;
 
 // How one thread goes about up to kMaxRows rows of x. A few rows are one group, and every weight
 // passes by once: then the thread's part of the weight is read as `columns` long streams at once,
@@ -49,7 +49,9 @@ struct Plan {
     if (groups > 1) depth = kPanelBytes / (block_steps * step_bytes);
     if (depth > kMaxDepth) depth = kMaxDepth;
   }
-  static int64_t columns_of(int64_t group_rows) { return group_rows > kGroup ? 3 : 4; }
+  static int64_t columns_of(int64_t group_rows) {
+    return kLanes < 16 || group_rows > kGroup ? 3 : 4;
+  }
   int64_t begin(int64_t g) const { return (rows * g + groups - 1) / groups; }
 };
 
@@ -85,7 +87,7 @@ void pack(const T* x, int64_t stride, int64_t k, const Plan<T>& plan,
         Steps<T>::pack(source + at, target, rows * kVector);
       if (at == k && k > 0) continue;
       T padded[kStep] = {};
-      std::memcpy(padded, source + at, (k - at) * sizeof(T));
+      if (at < k) std::memcpy(padded, source + at, (k - at) * sizeof(T));
       Steps<T>::pack(padded, target, rows * kVector);
     }
   }
@@ -98,11 +100,13 @@ using Block = void (*)(const typename Steps<T>::Packed* x, const T* w, int64_t s
 template <class T>
 Block<T> find_block(int64_t rows) {
   static constexpr Block<T> kBlocks[] = {
-      block<T, 1, 4>, block<T, 2, 4>, block<T, 3, 4>,
 #if defined(SPECDEC_ISA_avx512)
-      block<T, 4, 4>, block<T, 5, 4>, block<T, 6, 4>,
-      block<T, 7, 3>, block<T, 8, 3>, block<T, 9, 3>,
+      block<T, 1, 4>, block<T, 2, 4>, block<T, 3, 4>, block<T, 4, 4>, block<T, 5, 4>,
+      block<T, 6, 4>, block<T, 7, 3>, block<T, 8, 3>, block<T, 9, 3>,
 #else
+      block<T, 1, 3>,
+      block<T, 2, 3>,
+      block<T, 3, 3>,
       block<T, 4, 3>,
 #endif
   };
