@@ -89,10 +89,10 @@ def pick(
 
 def register(
     name: str, schema: str, implementations: Mapping[str, Callable], fake: Callable
-) -> Any:
-    """Defines `specdec_kernels::name` and returns the overload to call.
+) -> Callable:
+    """Defines `torch.ops.specdec_kernels.name` and returns what the public function calls.
 
-    `schema` ends in the argument `str backend`, which the registered function resolves.
+    `schema` ends in the argument `str backend`, which is resolved here.
     """
     LIBRARY.define(f"{name}{schema}")
 
@@ -109,20 +109,25 @@ def register(
         return fake(*args, **kwargs)
 
     torch.library.register_fake(f"specdec_kernels::{name}", fake_without_backend, lib=LIBRARY)
-    return getattr(torch.ops.specdec_kernels, name).default
+    overload = getattr(torch.ops.specdec_kernels, name).default
+    mutates = any(a.alias_info is not None for a in overload._schema.arguments)
+    return overload if mutates else _shortcut(overload, name, implementations)
 
 
-def shortcut(overload: Any, name: str, implementations: Mapping[str, Callable]) -> Callable:
-    """Calls `overload`, or its implementation at once where nothing would notice: on a plain
-    tensor, outside of compilation and of dispatch modes.
+def _shortcut(overload: Any, name: str, implementations: Mapping[str, Callable]) -> Callable:
+    """Calls `overload`, or its implementation at once where nothing listens: on a plain tensor,
+    outside of compilation, dispatch modes and profiles.
 
-    For ops without mutated arguments that are called between long computations: torch's dispatcher
-    costs 6 us then, but 60 us when those have emptied the caches.
+    torch's dispatcher costs up to 6 us, but 60 us when a long computation has emptied the caches.
     """
 
-    def call(first: Any, *args: Any, backend: str | None) -> Any:
-        watched = type(first) is not torch.Tensor or is_in_torch_dispatch_mode()
-        if torch.compiler.is_dynamo_compiling() or watched:
+    def call(first: Any, *args: Any, backend: str | None = None) -> Any:
+        if (
+            torch.compiler.is_dynamo_compiling()
+            or type(first) is not torch.Tensor
+            or is_in_torch_dispatch_mode()
+            or torch.autograd._profiler_enabled()
+        ):
             return overload(first, *args, backend=backend or "")
         device_type = "cpu" if first.is_cpu else first.device.type
         return pick(name, implementations, device_type, backend)(first, *args)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from specdec_kernels import native
-from specdec_kernels.dispatch import register, shortcut
+from specdec_kernels.dispatch import register
 from specdec_kernels.ops._checks import expect
 from specdec_kernels.ops.ngram_lookup import reference
 
@@ -77,7 +77,7 @@ def ngram_lookup(
         raise ValueError(f"{op}: expected k of at least 1, got {k}")
     if not 1 <= num_matches <= MAX_MATCHES:
         raise ValueError(f"{op}: expected num_matches from 1 to {MAX_MATCHES}, got {num_matches}")
-    return _call(tokens, lens, min_n, max_n, k, num_matches, latest, backend=backend)
+    return _op(tokens, lens, min_n, max_n, k, num_matches, latest, backend=backend)
 
 
 def _is_usual(tokens: Tensor, lens: Tensor) -> bool:
@@ -118,12 +118,10 @@ def _fake(tokens, lens, min_n, max_n, k, num_matches=1, latest=True):
     return draft_token_ids, tokens.new_empty((batch, num_matches), dtype=torch.int32)
 
 
-_IMPLEMENTATIONS = {"cpu": _cpu, "reference": reference.ngram_lookup}
 _op = register(
     "ngram_lookup",
     "(Tensor tokens, Tensor lens, int min_n, int max_n, int k, int num_matches=1, "
     "bool latest=True, *, str backend='') -> (Tensor, Tensor)",
-    _IMPLEMENTATIONS,
+    {"cpu": _cpu, "reference": reference.ngram_lookup},
     _fake,
 )
-_call = shortcut(_op, "ngram_lookup", _IMPLEMENTATIONS)
