@@ -60,6 +60,39 @@ SPECDEC_INLINE void transpose(U32 (&rows)[kLanes]) {
   }
 }
 
+// Columns offset..offset+kLanes-1 of kLanes rows.
+SPECDEC_INLINE void load_transposed(const Item* const* rows, int64_t offset,
+                                    U32 (&columns)[kLanes]) {
+#if defined(__AVX512F__) && defined(SPECDEC_ISA_avx512)
+  // The loads bring quarters of four rows together, so that two stages are left to shuffle.
+  __m512i fours[4][4];  // [quarter][row % 4]: that quarter of rows r, r + 4, r + 8, r + 12
+  for (int quarter = 0; quarter < 4; ++quarter)
+    for (int r = 0; r < 4; ++r) {
+      __m512i four = _mm512_setzero_si512();
+      for (int i = 0; i < 4; ++i) {
+        const __m128i piece =
+            _mm_loadu_si128((const __m128i*)(rows[r + 4 * i] + offset + 4 * quarter));
+        four = _mm512_mask_broadcast_i32x4(four, __mmask16(0xf << 4 * i), piece);
+      }
+      fours[quarter][r] = four;
+    }
+  for (int quarter = 0; quarter < 4; ++quarter) {
+    const __m512i* r = fours[quarter];
+    const __m512i low01 = _mm512_maskz_unpacklo_epi32(0xffff, r[0], r[1]);
+    const __m512i low23 = _mm512_maskz_unpacklo_epi32(0xffff, r[2], r[3]);
+    const __m512i high01 = _mm512_maskz_unpackhi_epi32(0xffff, r[0], r[1]);
+    const __m512i high23 = _mm512_maskz_unpackhi_epi32(0xffff, r[2], r[3]);
+    columns[4 * quarter] = (U32)_mm512_maskz_unpacklo_epi64(0xff, low01, low23);
+    columns[4 * quarter + 1] = (U32)_mm512_maskz_unpackhi_epi64(0xff, low01, low23);
+    columns[4 * quarter + 2] = (U32)_mm512_maskz_unpacklo_epi64(0xff, high01, high23);
+    columns[4 * quarter + 3] = (U32)_mm512_maskz_unpackhi_epi64(0xff, high01, high23);
+  }
+#else
+  for (int i = 0; i < kLanes; ++i) columns[i] = load_items(rows[i] + offset);
+  transpose(columns);
+#endif
+}
+
 // Pairs (a[i], b[i]) of the bf16 values of two vectors, in order.
 SPECDEC_INLINE void interleave_halves(U32 a, U32 b, U32* low, U32* high) {
 #if defined(__AVX512BW__) && defined(SPECDEC_ISA_avx512)

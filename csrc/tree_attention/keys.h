@@ -21,8 +21,8 @@ Range block_of(int64_t key, int64_t end, int64_t split_begin) {
   return {begin, int(key - begin), int(min64(end - begin, kBlockKeys)), false};
 }
 
-// One pointer per K and V row of a block. In k, entries outside first..count-1 repeat a valid row:
-// their scores are computed and then masked.
+// One pointer per K and V row of a block, v right behind k. Entries outside first..count-1 repeat a
+// valid row: their scores are computed and then masked, V is not read there.
 template <class E>
 struct KeyBlock {
   const E* k[kBlockKeys];
@@ -61,21 +61,47 @@ void find_keys(const TreeAttentionParams& p, const Unit& u, const Range& range,
   find_rows(p, u, p.v, begin, end, block->v + block->first);
   for (int i = 0; i < block->first; ++i) block->k[i] = block->k[block->first];
   for (int i = block->count; i < kBlockKeys; ++i) block->k[i] = block->k[block->first];
+  for (int i = 0; i < block->first; ++i) block->v[i] = block->v[block->first];
+  for (int i = block->count; i < kBlockKeys; ++i) block->v[i] = block->v[block->first];
 }
 
-// Asks for the rows of the next block, a few at a time while this one is worked on.
-struct Prefetch {
-  const char* const* k;
-  const char* const* v;
-  int next, end;
-  int64_t k_bytes, v_bytes;
-  void rows(int count) {
-    for (const int stop = next + count < end ? next + count : end; next < stop; ++next) {
-      for (int64_t c = 0; c < k_bytes; c += 64) __builtin_prefetch(k[next] + c, 0, 3);
-      for (int64_t c = 0; c < v_bytes; c += 64) __builtin_prefetch(v[next] + c, 0, 3);
+// Asks for the K rows, then the V rows, of the next block, evenly while this one is worked on: a
+// burst of requests would hold up the loads behind it.
+struct Ahead {
+  const char* const* rows;  // 2 * kBlockKeys, or nullptr
+  int next;
+  int64_t k_bytes, v_bytes;  // of a row
+  const char* at;
+  const char* row_end;
+  int64_t rate;  // lines per unit of work, in 2^-16
+  int64_t due;   // the same
+
+  void line() {
+    if (at >= row_end) {
+      if (next == 2 * kBlockKeys) {
+        rate = 0;
+        return;
+      }
+      at = rows[next];
+      row_end = at + (next < kBlockKeys ? k_bytes : v_bytes);
+      ++next;
     }
+    __builtin_prefetch(at);
+    at += 64;
+  }
+  // To be called after so much work, in units of two vector products.
+  SPECDEC_INLINE void work_done(int64_t units) {
+    for (due += units * rate; due >= 1 << 16; due -= 1 << 16) line();
   }
 };
+
+template <class E>
+Ahead ahead_of(const TreeAttentionParams& p, const KeyBlock<E>& next, int64_t work) {
+  const int64_t k_bytes = p.dim * int64_t(sizeof(E)), v_bytes = p.v_dim * int64_t(sizeof(E));
+  const int64_t lines = kBlockKeys * (k_bytes + v_bytes) / 64;
+  return {(const char* const*)next.k, 0, k_bytes, v_bytes, nullptr, nullptr,
+          (lines << 16) / work,       0};
+}
 
 // ---- copies
 
@@ -129,7 +155,7 @@ ItemRows key_rows(const TreeAttentionParams& p, const Plan& plan, const KeyBlock
 
 template <class E>
 ItemRows value_rows(Floats, const TreeAttentionParams& p, const Plan& plan,
-                    const KeyBlock<E>& block, Prefetch&, Item* copies) {
+                    const KeyBlock<E>& block, Item* copies) {
   if (std::is_same<E, float>::value && block.even && p.v_dim == plan.v_dim)
     return {(const char*)block.v[block.first], p.v.stride[2] * int64_t(sizeof(E)), block.first};
   return copy_rows<Floats>(block.v, block.first, block.count, p.v_dim, plan.v_dim, copies);
@@ -149,11 +175,10 @@ SPECDEC_INLINE void interleave_rows(const BFloat16* a, const BFloat16* b, int64_
 
 template <class E>
 ItemRows value_rows(Pairs, const TreeAttentionParams& p, const Plan& plan, const KeyBlock<E>& block,
-                    Prefetch& ahead, Item* copies) {
+                    Item* copies) {
   const int64_t stride = spread(plan.v_dim);
   for (int s = block.first / 2; 2 * s < block.count; ++s) {
     Item* target = copies + s * stride;
-    ahead.rows(1);
     if (2 * s >= block.first && 2 * s + 1 < block.count) {
       interleave_rows(block.v[2 * s], block.v[2 * s + 1], p.v_dim, target);
       continue;
@@ -168,15 +193,16 @@ ItemRows value_rows(Pairs, const TreeAttentionParams& p, const Plan& plan, const
 
 // ---- keys in columns
 
+constexpr int64_t kSquareWork = 3 * kLanes;  // of a transposition, as measured
+
 // Keys group..group+kWordKeys-1 of the block as columns of target, [items, kWordKeys].
 template <class M>
-void transpose_keys(const Item* const* rows, int64_t items, Prefetch& ahead, Item* target) {
+void transpose_keys(const Item* const* rows, int64_t items, Ahead& ahead, Item* target) {
   for (int key = 0; key < kWordKeys; key += kLanes) {
-    ahead.rows(kLanes / M::kElements);
     for (int64_t c = 0; c < items; c += kLanes) {
       U32 square[kLanes];
-      for (int i = 0; i < kLanes; ++i) square[i] = load_items(rows[key + i] + c);
-      transpose(square);
+      load_transposed(rows + key, c, square);
+      ahead.work_done(kSquareWork);
       for (int i = 0; i < kLanes; ++i) store_items(target + (c + i) * kWordKeys + key, square[i]);
     }
   }

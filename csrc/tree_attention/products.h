@@ -32,12 +32,13 @@ struct FewRows {
 };
 
 template <class M, int kRows>
-void few_scores(const FewRows& rows, int row, const Item* keys, int first_key) {
+void few_scores(const FewRows& rows, int row, const Item* keys, int first_key, Ahead& ahead) {
   for (int key = 0; key < kWordKeys; key += 4 * kLanes) {
     F32 sum[kRows][4] = {};
     const Item* q = rows.q + row * rows.items;
     for (int64_t s = 0; s < rows.items; ++s) {
       U32 key_items[4];
+      ahead.work_done(2 * kRows);
       for (int j = 0; j < 4; ++j)
         key_items[j] = load_items(keys + s * kWordKeys + key + j * kLanes);
       for (int r = 0; r < kRows; ++r) {
@@ -51,10 +52,31 @@ void few_scores(const FewRows& rows, int row, const Item* keys, int first_key) {
   }
 }
 
+// V as few_values reads it: rows of items, or rows of the cache that become pairs on the way.
+template <int kVectors>
+SPECDEC_INLINE void load_values(const ItemRows& v, int step, int64_t column,
+                                U32 (&values)[kVectors]) {
+  const Item* row = v.row(step) + column;
+  for (int c = 0; c < kVectors; ++c) values[c] = load_items(row + c * kLanes);
+}
+
+struct PairsOfRows {
+  const Item* const* rows;
+};
+template <int kVectors>
+SPECDEC_INLINE void load_values(const PairsOfRows& v, int step, int64_t column,
+                                U32 (&values)[kVectors]) {
+  const Item* even = v.rows[2 * step] + column / 2;
+  const Item* odd = v.rows[2 * step + 1] + column / 2;
+  for (int c = 0; c < kVectors / 2; ++c)
+    interleave_halves(load_items(even + c * kLanes), load_items(odd + c * kLanes), &values[2 * c],
+                      &values[2 * c + 1]);
+}
+
 // The weights of a row, as items, stand where its scores were.
-template <class M, int kRows, int kVectors>
-SPECDEC_INLINE void few_values_tile(const FewRows& rows, int row, const ItemRows& v, int begin,
-                                    int end, int64_t column) {
+template <class M, int kRows, int kVectors, class Values>
+SPECDEC_INLINE void few_values_tile(const FewRows& rows, int row, const Values& v, int begin,
+                                    int end, int64_t column, Ahead& ahead) {
   F32 sum[kRows][kVectors];
   float* out = rows.out + row * rows.v_dim + column;
   const Item* weights = (const Item*)(rows.scores + row * kBlockKeys);
@@ -62,9 +84,9 @@ SPECDEC_INLINE void few_values_tile(const FewRows& rows, int row, const ItemRows
     for (int c = 0; c < kVectors; ++c)
       sum[r][c] = load(out + r * rows.v_dim + c * kLanes) * rows.rescale[row + r];
   for (int s = begin; s < end; ++s) {
-    const Item* value = v.row(s) + column;
     U32 value_items[kVectors];
-    for (int c = 0; c < kVectors; ++c) value_items[c] = load_items(value + c * kLanes);
+    ahead.work_done(kRows * kVectors / 2);
+    load_values(v, s, column, value_items);
     for (int r = 0; r < kRows; ++r) {
       const U32 weight = broadcast_item(weights + r * kBlockKeys + s);
       for (int c = 0; c < kVectors; ++c)
@@ -75,16 +97,16 @@ SPECDEC_INLINE void few_values_tile(const FewRows& rows, int row, const ItemRows
     for (int c = 0; c < kVectors; ++c) store(out + r * rows.v_dim + c * kLanes, sum[r][c]);
 }
 
-template <class M, int kRows>
-void few_values(const FewRows& rows, int row, const ItemRows& v, int begin, int end) {
+template <class M, int kRows, class Values>
+void few_values(const FewRows& rows, int row, const Values& v, int begin, int end, Ahead& ahead) {
   constexpr int kVectors = kRows == 1 ? 8 : 4;
   int64_t column = 0;
   for (; column + kVectors * kLanes <= rows.v_dim; column += kVectors * kLanes)
-    few_values_tile<M, kRows, kVectors>(rows, row, v, begin, end, column);
+    few_values_tile<M, kRows, kVectors>(rows, row, v, begin, end, column, ahead);
   for (; column + 2 * kLanes <= rows.v_dim; column += 2 * kLanes)
-    few_values_tile<M, kRows, 2>(rows, row, v, begin, end, column);
+    few_values_tile<M, kRows, 2>(rows, row, v, begin, end, column, ahead);
   for (; column < rows.v_dim; column += kLanes)
-    few_values_tile<M, kRows, 1>(rows, row, v, begin, end, column);
+    few_values_tile<M, kRows, 1>(rows, row, v, begin, end, column, ahead);
 }
 
 // Calls body(first row, number of rows as a type) with the rows in even groups of <= kTileRows.
@@ -123,10 +145,11 @@ constexpr int tile_height(int vectors) {
 // scores [kBlockKeys, vectors * kLanes] of keys; q is [items, vectors * kLanes].
 template <class M, int kKeys, int kVectors>
 SPECDEC_INLINE void score_tile(const Item* q, int64_t items, const char* keys, int64_t stride,
-                               float* scores) {
+                               Ahead& ahead, float* scores) {
   constexpr int kRows = kVectors * kLanes;
   F32 sum[kKeys][kVectors] = {};
   for (int64_t s = 0; s < items; ++s, q += kRows, keys += sizeof(Item)) {
+    ahead.work_done(kKeys * kVectors / 2);
     U32 query[kVectors];
     for (int v = 0; v < kVectors; ++v) query[v] = load_items(q + v * kLanes);
     const char* four = keys;  // and the three after it: few registers hold all addresses
@@ -145,11 +168,10 @@ SPECDEC_INLINE void score_tile(const Item* q, int64_t items, const char* keys, i
 
 template <class M, int kVectors>
 void score_panel(const Item* q, int64_t items, const ItemRows& k, int first, int count,
-                 Prefetch& ahead, float* scores) {
+                 Ahead& ahead, float* scores) {
   constexpr int kKeys = tile_height(kVectors);
   for (int key = first / kTileKeys * kTileKeys; key < count; key += kKeys) {
-    ahead.rows(kKeys);
-    score_tile<M, kKeys, kVectors>(q, items, (const char*)k.row(key), k.stride,
+    score_tile<M, kKeys, kVectors>(q, items, (const char*)k.row(key), k.stride, ahead,
                                    scores + key * kVectors * kLanes);
   }
 }
@@ -157,7 +179,7 @@ void score_panel(const Item* q, int64_t items, const ItemRows& k, int first, int
 // out [v_dim, vectors * kLanes]; weights: row s * M::kElements holds the items of step s.
 template <class M, int kVectors>
 void value_panel(const Item* weights, const ItemRows& v, int begin, int end, int64_t v_dim,
-                 const float* rescale, float* out) {
+                 const float* rescale, Ahead& ahead, float* out) {
   constexpr int kRows = kVectors * kLanes, kColumns = tile_height(kVectors);
   for (int64_t column = 0; column < v_dim; column += kColumns, out += kColumns * kRows) {
     F32 sum[kColumns][kVectors];
@@ -168,6 +190,7 @@ void value_panel(const Item* weights, const ItemRows& v, int begin, int end, int
     const char* values = (const char*)(v.row(begin) + column);
     const Item* weight_items = weights + begin * M::kElements * kRows;
     for (int s = begin; s < end; ++s, values += v.stride, weight_items += M::kElements * kRows) {
+      ahead.work_done(kColumns * kVectors / 2);
       U32 weight[kVectors];
       for (int i = 0; i < kVectors; ++i) weight[i] = load_items(weight_items + i * kLanes);
       for (int c = 0; c < kColumns; ++c) {

@@ -131,9 +131,17 @@ void spread_words(const Plan& plan, const Unit& u, const uint64_t* visible, int3
 
 // ---- blocks
 
+// The work of a block, in the units of Ahead.
+template <class M>
+int64_t block_work(const Plan& plan, int64_t rows, bool few) {
+  const int64_t columns = plan.items * kBlockKeys + plan.v_dim * kBlockKeys / M::kElements;
+  if (!few) return ceil_div(rows, kLanes) * columns / 2;
+  return rows * columns / kLanes / 2 + plan.items * kBlockKeys / kLanes / kLanes * kSquareWork;
+}
+
 template <class E, class M>
 void attend_few(const TreeAttentionParams& p, const Plan& plan, const Unit& u, const Range& range,
-                const KeyBlock<E>& block, Prefetch& ahead, const Scratch& s, const Part& part) {
+                const KeyBlock<E>& block, Ahead& ahead, const Scratch& s, const Part& part) {
   const int rows = int(u.live_slots * plan.group);
   const FewRows few = {s.queries, plan.items, s.scores, part.out, plan.v_dim, s.rescale};
   const bool direct =
@@ -149,23 +157,32 @@ void attend_few(const TreeAttentionParams& p, const Plan& plan, const Unit& u, c
     }
     transpose_keys<M>(k, plan.items, ahead, s.keys);
     for_each_tile(rows, [&](int row, auto size) {
-      few_scores<M, decltype(size)::value>(few, row, s.keys, key);
+      few_scores<M, decltype(size)::value>(few, row, s.keys, key, ahead);
     });
   }
   for (int row = 0; row < rows; ++row)
     softmax_row<M>(s.scores + row * kBlockKeys, int(ceil_div(block.count, kLanes)),
                    range.open ? nullptr : s.visible + row / plan.group * kBlockWords,
                    score_scale(p), {part.max + row, part.denom + row, s.rescale + row});
-  const ItemRows v = value_rows(M(), p, plan, block, ahead, s.values);
-  for_each_tile(rows, [&](int row, auto size) {
-    few_values<M, decltype(size)::value>(few, row, v, block.first / M::kElements,
-                                         (block.count + M::kElements - 1) / M::kElements);
-  });
+  const int begin = block.first / M::kElements;
+  const int end = (block.count + M::kElements - 1) / M::kElements;
+  const auto multiply = [&](const auto& values) {
+    for_each_tile(rows, [&](int row, auto size) {
+      few_values<M, decltype(size)::value>(few, row, values, begin, end, ahead);
+    });
+  };
+  // Few rows are done with a pair of V rows before storing it interleaved would pay.
+  if constexpr (M::kElements == 2) {
+    if (rows <= kTileRows && p.v_dim % (2 * kLanes) == 0 && block.first % 2 == 0 &&
+        block.count % 2 == 0)
+      return multiply(PairsOfRows{(const Item* const*)block.v});
+  }
+  multiply(value_rows(M(), p, plan, block, s.values));
 }
 
 template <class M, int kVectors>
 void attend_panel(const Plan& plan, const Range& range, int64_t row, int64_t items,
-                  const ItemRows& k, const ItemRows& v, ScoreScale scale, Prefetch& ahead,
+                  const ItemRows& k, const ItemRows& v, ScoreScale scale, Ahead& ahead,
                   const Scratch& s, const Part& part) {
   constexpr int64_t kRows = kVectors * kLanes;
   const Item* q = s.q_panels + row * plan.items;
@@ -186,15 +203,15 @@ void attend_panel(const Plan& plan, const Range& range, int64_t row, int64_t ite
                                    out);
   else
     value_panel<M, kVectors>((const Item*)s.scores, v, begin, end, plan.v_dim, s.rescale + row,
-                             out);
+                             ahead, out);
 }
 
 template <class E, class M>
 void attend_many(const TreeAttentionParams& p, const Plan& plan, const Unit& u, const Range& range,
-                 const KeyBlock<E>& block, Prefetch& ahead, const Scratch& s, const Part& part) {
+                 const KeyBlock<E>& block, Ahead& ahead, const Scratch& s, const Part& part) {
   if (!range.open) spread_words(plan, u, s.visible, s.words);
   const ItemRows k = key_rows<M>(p, plan, block, s.key_copies);
-  const ItemRows v = value_rows(M(), p, plan, block, ahead, s.values);
+  const ItemRows v = value_rows(M(), p, plan, block, s.values);
   if constexpr (kUsesTiles<M>)
     make_value_tiles(v, range.first / 2, (range.count + 1) / 2, plan.v_dim, s.value_tiles);
   const int64_t items = ceil_div(p.dim, M::kElements);
@@ -220,17 +237,18 @@ void attend_split(const TreeAttentionParams& p, const Plan& plan, const Unit& u,
   const int64_t split_begin = u.split_begin + split * u.split_size;
   const int64_t end = min64(u.key_end, split_begin + u.split_size);
   int64_t begin = max64(u.key_begin, split_begin);
+  const int64_t work = block_work<M>(plan, rows, few);
   KeyBlock<E> blocks[2];
   if (begin < end) find_keys(p, u, block_of(begin, end, split_begin), &blocks[0]);
   for (int turn = 0; begin < end; turn ^= 1) {
-    const KeyBlock<E>&block = blocks[turn], &next = blocks[turn ^ 1];
+    const KeyBlock<E>& block = blocks[turn];
+    KeyBlock<E>& next = blocks[turn ^ 1];
     Range range = block_of(begin, end, split_begin);
     begin = range.begin + range.count;
-    Prefetch ahead = {};
+    Ahead ahead = {};
     if (begin < end) {
-      find_keys(p, u, block_of(begin, end, split_begin), &blocks[turn ^ 1]);
-      ahead = {(const char* const*)next.k, (const char* const*)next.v,  0, next.count,
-               p.dim * int64_t(sizeof(E)), p.v_dim * int64_t(sizeof(E))};
+      find_keys(p, u, block_of(begin, end, split_begin), &next);
+      ahead = ahead_of(p, next, work);
     }
     range.open = range.first == 0 && range.count % kGroupKeys<M> == 0 && begin <= u.prefix &&
                  range.begin >= u.open_begin;

@@ -36,13 +36,13 @@ SPECDEC_INLINE void score_tiles(const Item* q, int64_t rows, int64_t items, cons
 
 template <int kVectors>
 void score_panel_in_tiles(const Item* q, int64_t items, const ItemRows& k, int first, int count,
-                          Prefetch& ahead, float* scores) {
+                          Ahead& ahead, float* scores) {
   constexpr int64_t kRows = kVectors * kTileSide;
   for (int key = first / kTileSide * kTileSide; key < count;) {
     const bool two = key + kTileSide < count;
     const char* keys = (const char*)k.row(key);
     float* target = scores + key * kRows;
-    ahead.rows(2 * kTileSide);
+    ahead.work_done((two ? 2 : 1) * items * kTileSide * kVectors / 2);
     for (int row = 0; row < kRows; row += 2 * kTileSide) {
       const bool wide = row + kTileSide < kRows;
       if (two && wide) score_tiles<2, 2>(q + row, kRows, items, keys, k.stride, target + row);
