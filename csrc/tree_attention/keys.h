@@ -78,10 +78,7 @@ struct Ahead {
 
   void line() {
     if (at >= row_end) {
-      if (next == 2 * kBlockKeys) {
-        rate = 0;
-        return;
-      }
+      if (next == 2 * kBlockKeys) return;
       at = rows[next];
       row_end = at + (next < kBlockKeys ? k_bytes : v_bytes);
       ++next;
@@ -89,9 +86,18 @@ struct Ahead {
     __builtin_prefetch(at);
     at += 64;
   }
-  // To be called after so much work, in units of two vector products.
-  SPECDEC_INLINE void work_done(int64_t units) {
-    for (due += units * rate; due >= 1 << 16; due -= 1 << 16) line();
+};
+
+// Paces an Ahead through one loop; what each turn needs stays in registers.
+struct Pace {
+  Ahead& ahead;
+  const int64_t rate;
+  int64_t due;
+  SPECDEC_INLINE Pace(Ahead& next, int64_t units)  // of work per turn, each two vector products
+      : ahead(next), rate(next.rate * units), due(next.due) {}
+  SPECDEC_INLINE ~Pace() { ahead.due = due; }
+  SPECDEC_INLINE void turn() {
+    for (due += rate; due >= 1 << 16; due -= 1 << 16) ahead.line();
   }
 };
 
@@ -198,11 +204,12 @@ constexpr int64_t kSquareWork = 3 * kLanes;  // of a transposition, as measured
 // Keys group..group+kWordKeys-1 of the block as columns of target, [items, kWordKeys].
 template <class M>
 void transpose_keys(const Item* const* rows, int64_t items, Ahead& ahead, Item* target) {
+  Pace pace(ahead, kSquareWork);
   for (int key = 0; key < kWordKeys; key += kLanes) {
     for (int64_t c = 0; c < items; c += kLanes) {
       U32 square[kLanes];
       load_transposed(rows + key, c, square);
-      ahead.work_done(kSquareWork);
+      pace.turn();
       for (int i = 0; i < kLanes; ++i) store_items(target + (c + i) * kWordKeys + key, square[i]);
     }
   }

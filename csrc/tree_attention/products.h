@@ -36,9 +36,10 @@ void few_scores(const FewRows& rows, int row, const Item* keys, int first_key, A
   for (int key = 0; key < kWordKeys; key += 4 * kLanes) {
     F32 sum[kRows][4] = {};
     const Item* q = rows.q + row * rows.items;
+    Pace pace(ahead, 2 * kRows);
     for (int64_t s = 0; s < rows.items; ++s) {
       U32 key_items[4];
-      ahead.work_done(2 * kRows);
+      pace.turn();
       for (int j = 0; j < 4; ++j)
         key_items[j] = load_items(keys + s * kWordKeys + key + j * kLanes);
       for (int r = 0; r < kRows; ++r) {
@@ -80,12 +81,13 @@ SPECDEC_INLINE void few_values_tile(const FewRows& rows, int row, const Values& 
   F32 sum[kRows][kVectors];
   float* out = rows.out + row * rows.v_dim + column;
   const Item* weights = (const Item*)(rows.scores + row * kBlockKeys);
+  Pace pace(ahead, (kRows * kVectors + 1) / 2);
   for (int r = 0; r < kRows; ++r)
     for (int c = 0; c < kVectors; ++c)
       sum[r][c] = load(out + r * rows.v_dim + c * kLanes) * rows.rescale[row + r];
   for (int s = begin; s < end; ++s) {
     U32 value_items[kVectors];
-    ahead.work_done(kRows * kVectors / 2);
+    pace.turn();
     load_values(v, s, column, value_items);
     for (int r = 0; r < kRows; ++r) {
       const U32 weight = broadcast_item(weights + r * kBlockKeys + s);
@@ -142,23 +144,29 @@ constexpr int tile_height(int vectors) {
 #endif
 }
 
+constexpr int kPaceSteps = 8;  // between two requests for rows of the next block
+
 // scores [kBlockKeys, vectors * kLanes] of keys; q is [items, vectors * kLanes].
 template <class M, int kKeys, int kVectors>
 SPECDEC_INLINE void score_tile(const Item* q, int64_t items, const char* keys, int64_t stride,
                                Ahead& ahead, float* scores) {
   constexpr int kRows = kVectors * kLanes;
   F32 sum[kKeys][kVectors] = {};
-  for (int64_t s = 0; s < items; ++s, q += kRows, keys += sizeof(Item)) {
-    ahead.work_done(kKeys * kVectors / 2);
-    U32 query[kVectors];
-    for (int v = 0; v < kVectors; ++v) query[v] = load_items(q + v * kLanes);
-    const char* four = keys;  // and the three after it: few registers hold all addresses
-    for (int j = 0; j < kKeys; j += 4, four += 4 * stride) {
-      asm("" : "+r"(four));
-      for (int i = 0; i < 4; ++i) {
-        const U32 key = broadcast_item((const Item*)(four + i * stride));
-        for (int v = 0; v < kVectors; ++v)
-          sum[j + i][v] = M::add_product(sum[j + i][v], query[v], key);
+  Pace pace(ahead, kKeys * kVectors / 2 * kPaceSteps);
+  for (int64_t left = items; left > 0; left -= kPaceSteps) {
+    pace.turn();
+    const int64_t steps = min64(left, kPaceSteps);
+    for (int64_t s = 0; s < steps; ++s, q += kRows, keys += sizeof(Item)) {
+      U32 query[kVectors];
+      for (int v = 0; v < kVectors; ++v) query[v] = load_items(q + v * kLanes);
+      const char* four = keys;  // and the three after it: few registers hold all addresses
+      for (int j = 0; j < kKeys; j += 4, four += 4 * stride) {
+        asm("" : "+r"(four));
+        for (int i = 0; i < 4; ++i) {
+          const U32 key = broadcast_item((const Item*)(four + i * stride));
+          for (int v = 0; v < kVectors; ++v)
+            sum[j + i][v] = M::add_product(sum[j + i][v], query[v], key);
+        }
       }
     }
   }
@@ -181,6 +189,7 @@ template <class M, int kVectors>
 void value_panel(const Item* weights, const ItemRows& v, int begin, int end, int64_t v_dim,
                  const float* rescale, Ahead& ahead, float* out) {
   constexpr int kRows = kVectors * kLanes, kColumns = tile_height(kVectors);
+  Pace pace(ahead, kColumns * kVectors / 2 * kPaceSteps);
   for (int64_t column = 0; column < v_dim; column += kColumns, out += kColumns * kRows) {
     F32 sum[kColumns][kVectors];
     for (int i = 0; i < kVectors; ++i) {
@@ -189,13 +198,18 @@ void value_panel(const Item* weights, const ItemRows& v, int begin, int end, int
     }
     const char* values = (const char*)(v.row(begin) + column);
     const Item* weight_items = weights + begin * M::kElements * kRows;
-    for (int s = begin; s < end; ++s, values += v.stride, weight_items += M::kElements * kRows) {
-      ahead.work_done(kColumns * kVectors / 2);
-      U32 weight[kVectors];
-      for (int i = 0; i < kVectors; ++i) weight[i] = load_items(weight_items + i * kLanes);
-      for (int c = 0; c < kColumns; ++c) {
-        const U32 value = broadcast_item((const Item*)values + c);
-        for (int i = 0; i < kVectors; ++i) sum[c][i] = M::add_product(sum[c][i], weight[i], value);
+    for (int left = end - begin; left > 0; left -= kPaceSteps) {
+      pace.turn();
+      const int steps = left < kPaceSteps ? left : kPaceSteps;
+      for (int s = 0; s < steps; ++s, values += v.stride) {
+        U32 weight[kVectors];
+        for (int i = 0; i < kVectors; ++i) weight[i] = load_items(weight_items + i * kLanes);
+        weight_items += M::kElements * kRows;
+        for (int c = 0; c < kColumns; ++c) {
+          const U32 value = broadcast_item((const Item*)values + c);
+          for (int i = 0; i < kVectors; ++i)
+            sum[c][i] = M::add_product(sum[c][i], weight[i], value);
+        }
       }
     }
     for (int c = 0; c < kColumns; ++c)

@@ -42,7 +42,7 @@ void score_panel_in_tiles(const Item* q, int64_t items, const ItemRows& k, int f
     const bool two = key + kTileSide < count;
     const char* keys = (const char*)k.row(key);
     float* target = scores + key * kRows;
-    ahead.work_done((two ? 2 : 1) * items * kTileSide * kVectors / 2);
+    Pace(ahead, (two ? 2 : 1) * items * kTileSide * kVectors / 2).turn();
     for (int row = 0; row < kRows; row += 2 * kTileSide) {
       const bool wide = row + kTileSide < kRows;
       if (two && wide) score_tiles<2, 2>(q + row, kRows, items, keys, k.stride, target + row);
