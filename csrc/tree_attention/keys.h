@@ -88,6 +88,11 @@ struct Ahead {
   }
 };
 
+// Cycles, about two vector products each, that the parts of a block take beside their products.
+constexpr int64_t kSquareWork = 15 * kLanes / 4;  // a square of keys transposed
+constexpr int64_t kInterleaveWork = 1;            // a vector of V interleaved
+constexpr int64_t kSoftmaxWork = 150;             // a block of weights, of one row
+
 // Paces an Ahead through one loop; what each turn needs stays in registers.
 struct Pace {
   Ahead& ahead;
@@ -198,8 +203,6 @@ ItemRows value_rows(Pairs, const TreeAttentionParams& p, const Plan& plan, const
 }
 
 // ---- keys in columns
-
-constexpr int64_t kSquareWork = 3 * kLanes;  // of a transposition, as measured
 
 // Keys group..group+kWordKeys-1 of the block as columns of target, [items, kWordKeys].
 template <class M>

@@ -81,7 +81,8 @@ SPECDEC_INLINE void few_values_tile(const FewRows& rows, int row, const Values& 
   F32 sum[kRows][kVectors];
   float* out = rows.out + row * rows.v_dim + column;
   const Item* weights = (const Item*)(rows.scores + row * kBlockKeys);
-  Pace pace(ahead, (kRows * kVectors + 1) / 2);
+  Pace pace(ahead,
+            (kRows * kVectors + 1) / 2 + (M::kElements == 2 ? kVectors * kInterleaveWork : 0));
   for (int r = 0; r < kRows; ++r)
     for (int c = 0; c < kVectors; ++c)
       sum[r][c] = load(out + r * rows.v_dim + c * kLanes) * rows.rescale[row + r];

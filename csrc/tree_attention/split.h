@@ -11,11 +11,7 @@ namespace {
 
 // Query rows that are too few to be lanes. The choice between the two ways shows in no bit, but
 // with tiles, which add in an order of their own.
-#if defined(SPECDEC_ISA_avx512)
-constexpr int kFewRows = 9;
-#else
-constexpr int kFewRows = kLanes / 2;
-#endif
+constexpr int kFewRows = kLanes < 8 ? kTileRows : 2 * kTileRows;
 template <class M>
 constexpr bool kUsesTiles = kHasTiles && M::kElements == 2;
 template <class M>
@@ -131,12 +127,16 @@ void spread_words(const Plan& plan, const Unit& u, const uint64_t* visible, int3
 
 // ---- blocks
 
-// The work of a block, in the units of Ahead.
+// The work of a block, in the units of Pace.
 template <class M>
 int64_t block_work(const Plan& plan, int64_t rows, bool few) {
-  const int64_t columns = plan.items * kBlockKeys + plan.v_dim * kBlockKeys / M::kElements;
+  const int64_t steps = kBlockKeys / M::kElements;
+  const int64_t columns = plan.items * kBlockKeys + plan.v_dim * steps;
   if (!few) return ceil_div(rows, kLanes) * columns / 2;
-  return rows * columns / kLanes / 2 + plan.items * kBlockKeys / kLanes / kLanes * kSquareWork;
+  const int64_t squares = plan.items * kBlockKeys / kLanes / kLanes;
+  const int64_t interleaved = M::kElements == 2 ? plan.v_dim / kLanes * steps : 0;
+  return rows * columns / kLanes / 2 + squares * kSquareWork + interleaved * kInterleaveWork +
+         rows * kSoftmaxWork;
 }
 
 template <class E, class M>
@@ -160,10 +160,13 @@ void attend_few(const TreeAttentionParams& p, const Plan& plan, const Unit& u, c
       few_scores<M, decltype(size)::value>(few, row, s.keys, key, ahead);
     });
   }
-  for (int row = 0; row < rows; ++row)
+  Pace pace(ahead, kSoftmaxWork);
+  for (int row = 0; row < rows; ++row) {
+    pace.turn();
     softmax_row<M>(s.scores + row * kBlockKeys, int(ceil_div(block.count, kLanes)),
                    range.open ? nullptr : s.visible + row / plan.group * kBlockWords,
                    score_scale(p), {part.max + row, part.denom + row, s.rescale + row});
+  }
   const int begin = block.first / M::kElements;
   const int end = (block.count + M::kElements - 1) / M::kElements;
   const auto multiply = [&](const auto& values) {
