@@ -97,10 +97,9 @@ _NAME = "tree_attention"
 
 def _plainly_right(q, k, v, prefix_len, num_nodes, tree_mask, depth) -> bool:
     """The usual case, recognised quickly: at short contexts the checks cost as much as the call."""
-    lengths = [prefix_len, num_nodes]
-    tensors = [q, k, v, prefix_len, num_nodes]
-    tensors += [x for x in (tree_mask, depth) if x is not None]
-    if not all(isinstance(x, Tensor) and x.is_cpu for x in tensors):
+    if not (_on_cpu(q) and _on_cpu(k) and _on_cpu(v) and _on_cpu(prefix_len)):
+        return False
+    if not (_on_cpu(num_nodes) and (depth is None or _on_cpu(depth))):
         return False
     q_shape, k_shape, v_shape = q.shape, k.shape, v.shape
     if len(q_shape) != 4 or len(k_shape) != 4 or len(v_shape) != 4:
@@ -117,13 +116,22 @@ def _plainly_right(q, k, v, prefix_len, num_nodes, tree_mask, depth) -> bool:
         and kv_heads > 0
         and heads % kv_heads == 0
         and q.stride(3) == k.stride(3) == v.stride(3) == 1
-        and all(x.dtype is torch.int32 and x.shape == (batch,) for x in lengths)
+        and prefix_len.dtype is torch.int32
+        and num_nodes.dtype is torch.int32
+        and prefix_len.shape == (batch,)
+        and num_nodes.shape == (batch,)
         and (tree_mask is None or _right_mask(tree_mask, batch, size))
         and (depth is None or (depth.dtype is torch.int32 and depth.shape == (batch, size)))
     )
 
 
-def _right_mask(tree_mask: Tensor, batch: int, size: int) -> bool:
+def _on_cpu(tensor: object) -> bool:
+    return isinstance(tensor, Tensor) and tensor.is_cpu
+
+
+def _right_mask(tree_mask: object, batch: int, size: int) -> bool:
+    if not isinstance(tree_mask, Tensor) or not tree_mask.is_cpu:
+        return False
     shape = tree_mask.shape
     return (
         tree_mask.dtype is torch.int64
