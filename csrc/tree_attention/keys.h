@@ -125,7 +125,8 @@ SPECDEC_INLINE void copy_row(Floats, const E* row, int64_t n, Item* target) {
 
 SPECDEC_INLINE void copy_row(Pairs, const BFloat16* row, int64_t n, Item* target) {
   int64_t c = 0;
-  for (; c + 2 * kLanes <= n; c += 2 * kLanes) store_items(target + c / 2, load_pairs(row + c));
+  for (; c + 2 * kLanes <= n; c += 2 * kLanes)
+    store_items(target + c / 2, load_items((const Item*)(row + c)));
   if (c == n) return;
   store_items(target + c / 2, U32{});
   std::memcpy(target + c / 2, row + c, (n - c) * sizeof(BFloat16));
@@ -176,7 +177,8 @@ SPECDEC_INLINE void interleave_rows(const BFloat16* a, const BFloat16* b, int64_
   int64_t c = 0;
   for (; c + 2 * kLanes <= n; c += 2 * kLanes) {
     U32 low, high;
-    interleave_halves(load_pairs(a + c), load_pairs(b + c), &low, &high);
+    interleave_halves(load_items((const Item*)(a + c)), load_items((const Item*)(b + c)), &low,
+                      &high);
     store_items(target + c, low);
     store_items(target + c + kLanes, high);
   }
