@@ -206,7 +206,7 @@ ItemRows value_rows(Pairs, const TreeAttentionParams& p, const Plan& plan, const
 
 // ---- keys in columns
 
-// Keys group..group+kWordKeys-1 of the block as columns of target, [items, kWordKeys].
+// kWordKeys rows of items become the columns of target, [items, kWordKeys].
 template <class M>
 void transpose_keys(const Item* const* rows, int64_t items, Ahead& ahead, Item* target) {
   Pace pace(ahead, kSquareWork);
