@@ -147,7 +147,8 @@ Plan make_plan(const TreeAttentionParams& p, int elements_per_item) {
     const int64_t nodes = at<int32_t>(p.num_nodes, b);
     const int64_t keys = nodes > 0 ? nodes + at<int32_t>(p.prefix_len, b) : 0;
     longest = max64(longest, keys);
-    work += keys * nodes * p.q_heads * (p.dim + p.v_dim);
+    // To fetch a key takes as long as to multiply it with 16 rows.
+    work += keys * (p.dim + p.v_dim) * max64(nodes * p.q_heads, 16 * p.kv_heads);
   }
   plan.num_threads = work < kSerialWork ? 1 : p.num_threads;
   const int64_t units = p.batch * p.kv_heads * plan.chunks;
