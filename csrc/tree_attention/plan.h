@@ -13,7 +13,7 @@ constexpr int kWordKeys = 64;    // a word of visibility bits; splits begin on a
 constexpr int kBlockKeys = 128;  // between two updates of the maxima
 constexpr int kBlockWords = kBlockKeys / kWordKeys;
 constexpr int64_t kChunkRows = 256;       // query rows that one task takes, if it can
-constexpr int64_t kSerialWork = 1 << 19;  // multiply-adds below which one thread is faster
+constexpr int64_t kSerialWork = 1 << 18;  // multiply-adds below which one thread is faster
 
 template <class E>
 SPECDEC_INLINE const E& at(const AttentionView& view, int64_t i, int64_t j = 0, int64_t k = 0) {
