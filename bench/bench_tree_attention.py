@@ -145,8 +145,8 @@ def shapes(quick: bool) -> Iterable[dict[str, Any]]:
             # four rows in fp32 would be 1 GB of K and V, and 4 GB repeated
             for batch in () if quick else (1, 4) if dtype == "bf16" else (1,):
                 yield _shape(6, LONG_CONTEXT, batch, dtype, hq, hkv, dim)
-    if quick:
-        yield _shape(8, 4096, 1, "bf16", *HEADS[1])
+    for size in (8, 16, 64) if quick else ():
+        yield _shape(size, 4096, 1, "bf16", *HEADS[1])
 
 
 def worth_compiling(shape: dict[str, Any]) -> bool:

@@ -148,7 +148,11 @@ def test_grouped_heads(backend, dtype, heads, size):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    "dims", [(64, 64), (80, 80), (96, 96), (128, 128), (10, 10), (1, 1), (96, 64), (24, 129)]
+    "dims",
+    [
+        *((n, n) for n in (64, 80, 96, 128, 192, 256, 10, 1)),
+        *((96, 64), (24, 129), (192, 128), (33, 31)),
+    ],
 )
 @pytest.mark.parametrize("size", [1, 6])
 def test_head_sizes(backend, dtype, dims, size):
@@ -166,6 +170,8 @@ OPTIONS = [
     {"sinks": True},
     {"window": 30, "softcap": 5.0, "sinks": True},
     {"scale": 2.5},
+    {"scale": -0.3},
+    {"scale": 0.0},
 ]
 
 
@@ -179,6 +185,30 @@ def test_options(backend, dtype, tree, options):
     if "sinks" in options:
         options["sinks"] = torch.linspace(-3, 3, 6)
     check(args, backend, ("dense", "paged", "split"), **options)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [1, 3, 40])
+@pytest.mark.parametrize("options", [{}, {"window": 150}, {"window": 37, "softcap": 4.0}])
+def test_several_blocks_of_keys(backend, dtype, size, options):
+    args = case(size=size, ctx=420, heads=(6, 2), dims=(64, 96), dtype=dtype, seed=size)
+    check(args, backend, ("dense", "split"), **options)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("page", [1, 16, 64, 128, 100])
+@pytest.mark.parametrize("size", [2, 30])
+def test_sizes_of_pages(backend, dtype, page, size):
+    """Dense rows of a page, rows that straddle pages, and the cache as it was give the same."""
+    args = case(size=size, ctx=300, heads=(4, 2), dims=(64, 64), dtype=dtype, seed=page)
+    table = permuted_table(args, page)
+    k, v = (to_pages(cache, table, page) for cache in args[1:3])
+    options = {"scale": 0.2, "window": 200, "backend": backend}
+    paged = tree_attention(args[0], k, v, *args[3:], block_table=table, **options)
+    dense = tree_attention(*args, **options)
+    assert all(torch.equal(a, b) for a, b in zip(paged, dense, strict=True))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -313,6 +343,26 @@ def test_fixed_splits_make_a_slot_independent_of_the_rest(dtype, split_size, win
         assert torch.equal(alone[0], out[one]) and torch.equal(alone[1], lse[one])
     for slot in (1, 32, 147):  # the slot as the root behind a longer prefix
         root = torch.ones(3, dtype=torch.int32)
+        alone = tree_attention(q[:, slot : slot + 1], k, v, prefix_len + slot, root, **options)
+        assert torch.equal(alone[0][:, 0], out[:, slot])
+
+
+@needs_cpu
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads", [(1, 1), (4, 1), (12, 2), (8, 1)])
+@pytest.mark.parametrize("options", [{}, {"window": 50}, {"softcap": 2.0}, {"scale": -0.1}])
+def test_the_number_of_rows_shows_in_no_bit(dtype, heads, options):
+    """Few rows and many are computed in different ways, as are blocks with and without a mask."""
+    args = case(batch=1, size=66, ctx=190, heads=heads, dims=(80, 48), dtype=dtype, tree=False)
+    q, k, v, prefix_len, _ = args[:5]
+    options = {"scale": 0.15, "split_size": 192, "backend": "cpu"} | options
+    out, lse = tree_attention(*args, **options)
+    for size in (1, 2, 3, 5, 9, 17, 40):
+        nodes = torch.tensor([size], dtype=torch.int32)
+        part = tree_attention(q[:, :size], k, v, prefix_len, nodes, **options)
+        assert torch.equal(part[0], out[:, :size]) and torch.equal(part[1], lse[..., :size])
+    for slot in (2, 30, 65):
+        root = torch.ones(1, dtype=torch.int32)
         alone = tree_attention(q[:, slot : slot + 1], k, v, prefix_len + slot, root, **options)
         assert torch.equal(alone[0][:, 0], out[:, slot])
 

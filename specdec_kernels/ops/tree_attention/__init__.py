@@ -73,9 +73,19 @@ def tree_attention(
     The online softmax is that of FlashAttention (arXiv:2205.14135), split over the cache as in
     Flash-Decoding; the ancestor mask is that of SpecInfer (arXiv:2305.09781).
     """
-    _check(q, k, v, prefix_len, num_nodes, tree_mask, depth, window, softcap, sinks, block_table)
-    if split_size < 0:
-        raise ValueError(f"{_NAME}: expected split_size >= 0, got {split_size}")
+    if (
+        split_size < 0
+        or window is not None
+        or softcap is not None
+        or sinks is not None
+        or block_table is not None
+        or torch.is_grad_enabled()
+        or not _plainly_right(q, k, v, prefix_len, num_nodes, tree_mask, depth)
+    ):
+        _check(
+            q, k, v, prefix_len, num_nodes, tree_mask, depth, window, softcap, sinks, block_table,
+            split_size,
+        )  # fmt: skip
     return _op(
         q, k, v, prefix_len, num_nodes, tree_mask, depth, sinks, block_table,
         scale, window, softcap, split_size, backend=backend or "",
@@ -85,9 +95,57 @@ def tree_attention(
 _NAME = "tree_attention"
 
 
+def _plainly_right(q, k, v, prefix_len, num_nodes, tree_mask, depth) -> bool:
+    """The usual case, recognised quickly: at short contexts the checks cost as much as the call."""
+    if not (_on_cpu(q) and _on_cpu(k) and _on_cpu(v) and _on_cpu(prefix_len)):
+        return False
+    if not (_on_cpu(num_nodes) and (depth is None or _on_cpu(depth))):
+        return False
+    q_shape, k_shape, v_shape = q.shape, k.shape, v.shape
+    if len(q_shape) != 4 or len(k_shape) != 4 or len(v_shape) != 4:
+        return False
+    batch, size, heads, dim = q_shape
+    dtype, kv_heads = q.dtype, k_shape[1]
+    return (
+        dtype in FLOATS
+        and k.dtype is dtype
+        and v.dtype is dtype
+        and k_shape[0] == batch
+        and k_shape[3] == dim
+        and v_shape[:3] == k_shape[:3]
+        and kv_heads > 0
+        and heads % kv_heads == 0
+        and q.stride(3) == k.stride(3) == v.stride(3) == 1
+        and prefix_len.dtype is torch.int32
+        and num_nodes.dtype is torch.int32
+        and prefix_len.shape == (batch,)
+        and num_nodes.shape == (batch,)
+        and (tree_mask is None or _right_mask(tree_mask, batch, size))
+        and (depth is None or (depth.dtype is torch.int32 and depth.shape == (batch, size)))
+    )
+
+
+def _on_cpu(tensor: object) -> bool:
+    return isinstance(tensor, Tensor) and tensor.is_cpu
+
+
+def _right_mask(tree_mask: object, batch: int, size: int) -> bool:
+    if not isinstance(tree_mask, Tensor) or not tree_mask.is_cpu:
+        return False
+    shape = tree_mask.shape
+    return (
+        tree_mask.dtype is torch.int64
+        and len(shape) == 3
+        and (shape[0] == batch or shape[0] == 1)
+        and shape[1] == size
+        and shape[2] * 64 >= size
+    )
+
+
 def _check(
-    q, k, v, prefix_len, num_nodes, tree_mask, depth, window, softcap, sinks, block_table
-) -> None:
+    q, k, v, prefix_len, num_nodes, tree_mask, depth, window, softcap, sinks, block_table,
+    split_size,
+) -> None:  # fmt: skip
     sizes: dict[str, int] = {}
     expect(_NAME, "q", q, "B, T, Hq, D", FLOATS, sizes)
     cache = "B, Hkv, S, " if block_table is None else "pages, page, Hkv, "
@@ -127,6 +185,8 @@ def _check(
             raise ValueError(f"{_NAME}: expected depth with tree_mask and window, got None")
     if softcap is not None and not softcap > 0:
         raise ValueError(f"{_NAME}: expected softcap > 0 or None, got {softcap}")
+    if split_size < 0:
+        raise ValueError(f"{_NAME}: expected split_size >= 0, got {split_size}")
     expect_no_grad(_NAME, q, k, v, sinks)
 
 
