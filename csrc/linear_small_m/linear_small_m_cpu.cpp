@@ -4,6 +4,7 @@
 #include <omp.h>
 #endif
 
+#include "common/element.h"
 #include "linear_small_m/tiles.h"
 #include "linear_small_m/vectors.h"
 
@@ -36,20 +37,12 @@ constexpr int64_t kBlockUnit = 12;
 }  // namespace
 
 Status linear_small_m(const LinearSmallMParams& p) {
-  switch (p.dtype) {
-    case DType::f32:
-      return run(p, multiply_columns<float>, kBlockUnit);
-    case DType::bf16:
 #if defined(SPECDEC_ISA_amx)
-      return run(p, multiply_columns_by_tiles, kTileSide);
-#else
-      return run(p, multiply_columns<BFloat16>, kBlockUnit);
+  if (p.dtype == DType::bf16) return run(p, multiply_columns_by_tiles, kTileSide);
 #endif
-    case DType::f16:
-      return run(p, multiply_columns<Half>, kBlockUnit);
-    default:
-      return Status::unsupported_dtype;
-  }
+  return with_element(p.dtype, [&](auto element) {
+    return run(p, multiply_columns<decltype(element)>, kBlockUnit);
+  });
 }
 
 }  // namespace SPECDEC_ISA

@@ -7,6 +7,7 @@
 
 #include <cmath>
 
+#include "common/element.h"
 #include "common/scratch.h"
 #include "tree_attention/split.h"
 
@@ -199,16 +200,7 @@ Status run(const TreeAttentionParams& p) {
 
 Status tree_attention(const TreeAttentionParams& p) {
   if (p.batch == 0 || p.window_slots == 0 || p.q_heads == 0) return Status::ok;
-  switch (p.dtype) {
-    case DType::f32:
-      return run<float>(p);
-    case DType::bf16:
-      return run<BFloat16>(p);
-    case DType::f16:
-      return run<Half>(p);
-    default:
-      return Status::unsupported_dtype;
-  }
+  return with_element(p.dtype, [&](auto element) { return run<decltype(element)>(p); });
 }
 
 }  // namespace SPECDEC_ISA
