@@ -121,6 +121,8 @@ def _shortcut(overload: Any, name: str, implementations: Mapping[str, Callable])
     torch's dispatcher costs up to 6 us, but 60 us when a long computation has emptied the caches.
     """
 
+    usual = next((f for b, f in implementations.items() if why_unavailable(b, "cpu") is None))
+
     def call(first: Any, *args: Any, backend: str | None = None) -> Any:
         if (
             torch.compiler.is_dynamo_compiling()
@@ -129,7 +131,8 @@ def _shortcut(overload: Any, name: str, implementations: Mapping[str, Callable])
             or torch.autograd._profiler_enabled()
         ):
             return overload(first, *args, backend=backend or "")
-        device_type = "cpu" if first.is_cpu else first.device.type
-        return pick(name, implementations, device_type, backend)(first, *args)
+        if first.is_cpu and not (backend or asked_for()):
+            return usual(first, *args)
+        return pick(name, implementations, first.device.type, backend)(first, *args)
 
     return call

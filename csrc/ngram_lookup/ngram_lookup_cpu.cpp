@@ -71,6 +71,9 @@ SPECDEC_INLINE void consider(Best& best, int64_t end, int64_t min_n) {
 
 constexpr int kBlockVectors = 4;
 constexpr int64_t kBlock = kBlockVectors * kLanes;
+constexpr int64_t kLineTokens = 16;  // of a line of the cache
+constexpr int kBlockLines = int((kBlock + kLineTokens - 1) / kLineTokens);
+constexpr int64_t kAhead = 1024;     // tokens: more than memory's latency
 constexpr int64_t kSegment = 1 << 15;  // tokens; fits into every second-level cache
 
 void consider_range(Best& best, int64_t begin, int64_t end, int64_t min_n, bool latest) {
@@ -81,7 +84,6 @@ void consider_range(Best& best, int64_t begin, int64_t end, int64_t min_n, bool 
 // The candidates of a whole block, vector by vector.
 SPECDEC_INLINE void consider_block(Best& best, int64_t begin, int64_t min_n, I32 token,
                                    bool latest) {
-  if (!any_equal<kBlockVectors>(best.text + begin, token)) return;
   for (int v = 0; v < kBlockVectors; ++v) {
     const int64_t first = begin + (latest ? kBlockVectors - 1 - v : v) * kLanes;
     if (any_equal<1>(best.text + first, token))
@@ -89,26 +91,36 @@ SPECDEC_INLINE void consider_block(Best& best, int64_t begin, int64_t min_n, I32
   }
 }
 
-// Where the first block with `token` begins, else `end`.
-SPECDEC_INLINE int64_t first_block(const int32_t* text, int64_t begin, int64_t end, I32 token) {
-  while (begin < end && !any_equal<kBlockVectors>(text + begin, token)) begin += kBlock;
-  return begin;
-}
+// The blocks of one segment that hold `token`, in the order of the text. All are looked at first,
+// upwards and far ahead, which is how memory is read fastest.
+struct Blocks {
+  int64_t begins[kSegment / kBlock];
+  int64_t size = 0;
 
-// Memory is fastest to read upwards, so that a segment is walked down only as far as its first
-// candidate.
+  void find(const int32_t* text, int64_t begin, int64_t end, I32 token) {
+    size = 0;
+    for (; begin < end; begin += kBlock) {
+      for (int line = 0; line < kBlockLines; ++line)
+        __builtin_prefetch(text + begin + kAhead + line * kLineTokens, 0, 3);
+      begins[size] = begin;
+      size += any_equal<kBlockVectors>(text + begin, token);
+    }
+  }
+};
+
 void find(Best& best, int64_t min_n, bool latest) {
   const int64_t count = best.len - 1;  // candidate positions
   if (count < 1) return;
   const I32 token = broadcast_i32(best.text[count]);
   const int64_t whole = count - count % kBlock;
   if (latest) consider_range(best, whole, count, min_n, true);
+  Blocks blocks;
   for (int64_t done = 0; done < whole && !best.complete(); done += kSegment) {
     const int64_t size = kSegment < whole - done ? kSegment : whole - done;
-    const int64_t begin = latest ? whole - done - size : done, end = begin + size;
-    const int64_t first = first_block(best.text, begin, end, token);
-    for (int64_t i = first; i < end && !best.complete(); i += kBlock)
-      consider_block(best, latest ? first + end - kBlock - i : i, min_n, token, latest);
+    const int64_t begin = latest ? whole - done - size : done;
+    blocks.find(best.text, begin, begin + size, token);
+    for (int64_t i = 0; i < blocks.size && !best.complete(); ++i)
+      consider_block(best, blocks.begins[latest ? blocks.size - 1 - i : i], min_n, token, latest);
   }
   if (!latest) consider_range(best, whole, count, min_n, false);
 }
