@@ -176,5 +176,6 @@ def cases(options: Options) -> Iterable[Case]:
             rivals=rivals | ({"flex": flex} if with_flex else {}),
             bytes=batch * elements * shape["D"] * DTYPES[shape["dtype"]].itemsize,
             flops=4 * batch * shape["Hq"] * size * keys * shape["D"],
+            reads=lambda x: [x.k, x.v],
             check=close,
         )
