@@ -73,7 +73,7 @@ constexpr int kBlockVectors = 4;
 constexpr int64_t kBlock = kBlockVectors * kLanes;
 constexpr int64_t kLineTokens = 16;  // of a line of the cache
 constexpr int kBlockLines = int((kBlock + kLineTokens - 1) / kLineTokens);
-constexpr int64_t kAhead = 1024;     // tokens: more than memory's latency
+constexpr int64_t kAhead = 1024;       // tokens: more than memory's latency
 constexpr int64_t kSegment = 1 << 15;  // tokens; fits into every second-level cache
 
 void consider_range(Best& best, int64_t begin, int64_t end, int64_t min_n, bool latest) {

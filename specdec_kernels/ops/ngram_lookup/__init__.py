@@ -67,7 +67,7 @@ def ngram_lookup(
                 draft_token_ids[b, i], num[b, i] = torch.tensor(draft), k
     """
     op = "ngram_lookup"
-    if not _is_usual(tokens, lens):
+    if not _plainly_right(tokens, lens):
         sizes: dict[str, int] = {}
         expect(op, "tokens", tokens, "B, S", (torch.int32,), sizes)
         expect(op, "lens", lens, "B", (torch.int32,), sizes, tokens)
@@ -80,7 +80,7 @@ def ngram_lookup(
     return _op(tokens, lens, min_n, max_n, k, num_matches, latest, backend=backend)
 
 
-def _is_usual(tokens: Tensor, lens: Tensor) -> bool:
+def _plainly_right(tokens: Tensor, lens: Tensor) -> bool:
     """What passes the checks at a glance: when caches are cold, these take a tenth of a lookup."""
     return (
         type(tokens) is Tensor
