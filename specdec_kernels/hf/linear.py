@@ -51,6 +51,7 @@ _measure_lock = threading.Lock()
 
 Forward = Callable[..., Any]
 Replaced = list[tuple[nn.Module, Forward]]
+Treated = dict[nn.Module, Forward]
 
 
 class LinearFlip:
@@ -67,7 +68,7 @@ class LinearFlip:
     def __init__(self, model: nn.Module, *, invariant: bool = False):
         self.invariant = invariant
         self._modules: Replaced | None = None
-        self._treated: dict[nn.Module, Forward] = {}
+        self._treated: Treated = {}
         self._model = weakref.ref(model)
 
     def verify(self) -> contextlib.AbstractContextManager[None]:
@@ -91,8 +92,7 @@ class LinearFlip:
                 products = sorted(set().union(*uneven.values()))
                 hopeless.append(f"{shown} keeps its own forward, with {', '.join(products)}")
             else:
-                forward = _invariant_forward(module, is_elementwise(module, operations))
-                self._treated = {**self._treated, module: forward}
+                self._treated = {**self._treated, **_treatment(model, module, operations)}
         return hopeless
 
     def _replacements(self, model: nn.Module) -> Replaced:
@@ -211,6 +211,16 @@ class _Conv1DForward:
             weight = self.weight = module.weight.detach().t().contiguous()
         out = _active.kernel(x.reshape(-1, x.shape[-1]), weight, module.bias)
         return out.view(*x.shape[:-1], out.shape[-1])
+
+
+def _treatment(model: nn.Module | None, module: nn.Module, operations: set[str]) -> Treated:
+    """For a module and all of its class: which experts a forward runs depends on its tokens."""
+    alike = [] if model is None else [m for m in model.modules() if type(m) is type(module)]
+    return {
+        m: _invariant_forward(m, is_elementwise(m, operations))
+        for m in (module, *alike)
+        if _has_forward_of_its_class(m)
+    }
 
 
 def _invariant_forward(module: nn.Module, elementwise: bool) -> Forward:

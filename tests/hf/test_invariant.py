@@ -5,6 +5,7 @@ import warnings
 
 import pytest
 import torch
+import transformers
 from test_families import ALL
 from tiny import accelerated, batch, fresh, lookup_rows, new_tokens, random_rows
 from torch import nn
@@ -55,7 +56,12 @@ def test_several_threads(threads):
     "name, target, fault",
     [
         ("llama", "linear.by_rows", lambda function, x: function(x)),
-        ("qwen3_moe", "linear.RowWise", contextlib.nullcontext),
+        pytest.param(
+            *("qwen3_moe", "linear.RowWise", contextlib.nullcontext),
+            marks=pytest.mark.skipif(
+                transformers.__version__ < "5", reason="its routers are nn.Linear there"
+            ),
+        ),
     ],
 )
 def test_without_a_remedy_the_bits_differ(name, target, fault, monkeypatch):
