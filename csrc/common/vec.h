@@ -234,6 +234,18 @@ SPECDEC_INLINE U32 interleave_high(U32 a, U32 b) {
   return shuffle(a, b, index);
 }
 
+// kLanes vectors become kLanes columns, by perfect shuffles of their elements.
+SPECDEC_INLINE void transpose(U32 (&rows)[kLanes]) {
+  for (int width = 1; width < kLanes; width *= 2) {
+    U32 mixed[kLanes];
+    _Pragma("GCC unroll 8") for (int i = 0; i < kLanes / 2; ++i) {
+      mixed[2 * i] = interleave_low(rows[i], rows[i + kLanes / 2]);
+      mixed[2 * i + 1] = interleave_high(rows[i], rows[i + kLanes / 2]);
+    }
+    std::memcpy(rows, mixed, sizeof(mixed));
+  }
+}
+
 // ---- reductions over the lanes, always in the same order
 
 SPECDEC_INLINE float reduce_add(F32 value) {

@@ -17,18 +17,6 @@ constexpr int64_t kMaxTiles = 4;  // of x, accumulated at once
 constexpr int64_t kTileElements = kTileSide * kTileDepth;
 static_assert(kLanes == kTileSide, "a vector holds a row of a tile");
 
-// The transpose of a matrix whose rows are vectors: four perfect shuffles of its elements.
-SPECDEC_INLINE void transpose(U32 (&rows)[kTileSide]) {
-  for (int round = 0; round < 4; ++round) {
-    U32 mixed[kTileSide];
-    _Pragma("GCC unroll 8") for (int i = 0; i < kTileSide / 2; ++i) {
-      mixed[2 * i] = interleave_low(rows[i], rows[i + kTileSide / 2]);
-      mixed[2 * i + 1] = interleave_high(rows[i], rows[i + kTileSide / 2]);
-    }
-    std::memcpy(rows, mixed, sizeof(mixed));
-  }
-}
-
 // Up to 16 rows of x as B tiles, one per step of k: its pairs go down the columns. Zeros stand
 // behind the end of k and in columns without a row, but a single row fills all columns.
 void pack_tiles(const BFloat16* x, int64_t stride, int64_t rows, int64_t k, BFloat16* packed) {

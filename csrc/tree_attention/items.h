@@ -48,18 +48,6 @@ struct ItemRows {
   const Item* row(int64_t index) const { return (const Item*)(data + (index - first) * stride); }
 };
 
-// kLanes vectors become kLanes columns.
-SPECDEC_INLINE void transpose(U32 (&rows)[kLanes]) {
-  for (int width = 1; width < kLanes; width *= 2) {
-    U32 mixed[kLanes];
-    for (int i = 0; i < kLanes / 2; ++i) {
-      mixed[2 * i] = interleave_low(rows[i], rows[i + kLanes / 2]);
-      mixed[2 * i + 1] = interleave_high(rows[i], rows[i + kLanes / 2]);
-    }
-    for (int i = 0; i < kLanes; ++i) rows[i] = mixed[i];
-  }
-}
-
 // Columns offset..offset+kLanes-1 of kLanes rows.
 SPECDEC_INLINE void load_transposed(const Item* const* rows, int64_t offset,
                                     U32 (&columns)[kLanes]) {
