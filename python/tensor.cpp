@@ -1,5 +1,7 @@
 #include "tensor.h"
 
+#include "dlpack.h"
+
 namespace specdec {
 namespace {
 
@@ -10,6 +12,7 @@ struct TorchDTypes {
 // Attribute names as Python strings made once: a call reads up to twenty attributes.
 struct Names {
   PyObject* data_ptr = PyUnicode_InternFromString("data_ptr");
+  PyObject* is_cpu = PyUnicode_InternFromString("is_cpu");
   PyObject* dtype = PyUnicode_InternFromString("dtype");
   PyObject* shape = PyUnicode_InternFromString("shape");
   PyObject* stride = PyUnicode_InternFromString("stride");
@@ -52,6 +55,23 @@ DType as_dtype(const py::object& dtype) {
   throw py::type_error("no kernel takes " + std::string(py::str(dtype)));
 }
 
+py::object torch_dtype(DType dtype) {
+  const TorchDTypes& known = torch_dtypes();
+  switch (dtype) {
+    case DType::f32:
+      return known.f32;
+    case DType::bf16:
+      return known.bf16;
+    case DType::f16:
+      return known.f16;
+    case DType::i32:
+      return known.i32;
+    case DType::i64:
+      break;
+  }
+  return known.i64;
+}
+
 const char* dtype_name(DType dtype) {
   switch (dtype) {
     case DType::f32:
@@ -83,10 +103,14 @@ int64_t item(const py::handle& tuple, int index) {
 
 Tensor as_tensor(const py::handle& value) {
   Tensor tensor;
-  if (value.is_none()) return tensor;
+  if (value.is_none() || dlpack::view(value, &tensor)) return tensor;
+  if (!PyObject_HasAttr(value.ptr(), names().data_ptr))
+    throw py::type_error("expected a torch.Tensor, got " +
+                         std::string(Py_TYPE(value.ptr())->tp_name));
   const py::object pointer = call_method(value, names().data_ptr);
   tensor.data = PyLong_AsVoidPtr(pointer.ptr());
   tensor.dtype = as_dtype(attribute(value, names().dtype));
+  tensor.on_cpu = attribute(value, names().is_cpu).ptr() == Py_True;
   const py::object shape = attribute(value, names().shape);
   const py::object stride = call_method(value, names().stride);
   tensor.ndim = static_cast<int>(PyTuple_GET_SIZE(shape.ptr()));
@@ -96,6 +120,20 @@ Tensor as_tensor(const py::handle& value) {
     tensor.stride[i] = item(stride, i);
   }
   return tensor;
+}
+
+NewTensor new_tensor(DType dtype, const int64_t* shape, int ndim) {
+  if (dlpack::available()) return dlpack::new_tensor(dtype, shape, ndim);
+  py::tuple sizes(ndim);
+  for (int i = 0; i < ndim; ++i) sizes[i] = shape[i];
+  static const py::object* empty = new py::object(py::module_::import("torch").attr("empty"));
+  py::object object = (*empty)(sizes, py::arg("dtype") = torch_dtype(dtype));
+  const Tensor view = as_tensor(object);
+  return {std::move(object), view};
+}
+
+void expect_cpu(const char* name, const Tensor& tensor) {
+  if (!tensor.on_cpu) throw py::type_error(std::string(name) + ": expected a tensor on the CPU");
 }
 
 void expect_dtype(const char* name, const Tensor& tensor, std::initializer_list<DType> allowed) {

@@ -1,6 +1,7 @@
-// How bindings see torch tensors without linking torch: pointer, dtype, shape and strides are read
-// through the tensor's own Python methods. The checks here are the last line of defence against a
-// wrong pointer; messages for users come from the public functions in specdec_kernels/ops.
+// How bindings see and make torch tensors without linking torch: through DLPack's C interface, or,
+// with a torch that lacks it, the tensor's own Python methods. The checks here are the last line of
+// defence against a wrong pointer; messages for users come from the public functions in
+// specdec_kernels/ops.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -25,6 +26,7 @@ struct Tensor {
   int ndim = 0;
   int64_t shape[kMaxDims] = {};
   int64_t stride[kMaxDims] = {};
+  bool on_cpu = true;
 
   explicit operator bool() const { return data != nullptr; }
   template <class T>
@@ -35,6 +37,17 @@ struct Tensor {
 
 // Reads a torch.Tensor; None gives an empty Tensor.
 Tensor as_tensor(const py::handle& value);
+
+// A new torch.Tensor on the CPU, contiguous, and how a kernel sees it.
+struct NewTensor {
+  py::object object;
+  Tensor view;
+};
+NewTensor new_tensor(DType dtype, const int64_t* shape, int ndim);
+inline NewTensor new_tensor(DType dtype, std::initializer_list<int64_t> shape) {
+  return new_tensor(dtype, shape.begin(), static_cast<int>(shape.size()));
+}
+
 template <int kCount>
 std::array<Tensor, kCount> as_tensors(const py::sequence& values) {
   std::array<Tensor, kCount> tensors;
@@ -43,6 +56,7 @@ std::array<Tensor, kCount> as_tensors(const py::sequence& values) {
 }
 
 void expect_dtype(const char* name, const Tensor& tensor, std::initializer_list<DType> allowed);
+void expect_cpu(const char* name, const Tensor& tensor);
 // -1 in shape accepts any size.
 void expect_shape(const char* name, const Tensor& tensor, std::initializer_list<int64_t> shape);
 void expect_contiguous(const char* name, const Tensor& tensor);

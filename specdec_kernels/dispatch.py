@@ -111,28 +111,31 @@ def register(
     torch.library.register_fake(f"specdec_kernels::{name}", fake_without_backend, lib=LIBRARY)
     overload = getattr(torch.ops.specdec_kernels, name).default
     mutates = any(a.alias_info is not None for a in overload._schema.arguments)
-    return overload if mutates else _shortcut(overload, name, implementations)
+    return overload if mutates else _shortcut(overload, implementations)
 
 
-def _shortcut(overload: Any, name: str, implementations: Mapping[str, Callable]) -> Callable:
-    """Calls `overload`, or its implementation at once where nothing listens: on a plain tensor,
-    outside of compilation, dispatch modes and profiles.
+def undisturbed(first: Any, backend: str | None) -> bool:
+    """Whether a CPU kernel may be called at once, without torch's dispatcher: on a plain tensor,
+    outside of compilation, dispatch modes and profiles, when no other backend is asked for.
 
-    torch's dispatcher costs up to 6 us, but 60 us when a long computation has emptied the caches.
+    The dispatcher costs up to 6 us, but 60 us when a long computation has emptied the caches.
     """
+    return (
+        not torch.compiler.is_dynamo_compiling()
+        and native.cpu is not None
+        and type(first) is torch.Tensor
+        and (backend or asked_for() or "cpu") == "cpu"
+        and not is_in_torch_dispatch_mode()
+        and not torch.autograd._profiler_enabled()
+    )
 
-    usual = next((f for b, f in implementations.items() if why_unavailable(b, "cpu") is None))
+
+def _shortcut(overload: Any, implementations: Mapping[str, Callable]) -> Callable:
+    """Calls `overload`, or its CPU implementation at once."""
 
     def call(first: Any, *args: Any, backend: str | None = None) -> Any:
-        if (
-            torch.compiler.is_dynamo_compiling()
-            or type(first) is not torch.Tensor
-            or is_in_torch_dispatch_mode()
-            or torch.autograd._profiler_enabled()
-        ):
-            return overload(first, *args, backend=backend or "")
-        if first.is_cpu and not (backend or asked_for()):
-            return usual(first, *args)
-        return pick(name, implementations, first.device.type, backend)(first, *args)
+        if undisturbed(first, backend) and first.is_cpu:
+            return implementations["cpu"](first, *args)
+        return overload(first, *args, backend=backend or "")
 
     return call

@@ -23,10 +23,9 @@ from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
 from specdec_kernels import native
-from specdec_kernels.dispatch import asked_for, why_unavailable
+from specdec_kernels.dispatch import why_unavailable
 from specdec_kernels.hf.invariant import RowWise, Survey, by_rows, is_elementwise
-from specdec_kernels.ops.linear_small_m import _cpu as direct  # a step has hundreds of calls
-from specdec_kernels.ops.linear_small_m import linear_small_m
+from specdec_kernels.ops.linear_small_m import linear_small_m, quickest
 
 MAX_ROWS = 64
 MEASURED_ROWS = (1, 8, 16, 32, 64)
@@ -35,11 +34,14 @@ SAMPLE = 8
 SECONDS_PER_SHAPE = 0.05
 PREFILL_GAIN = 2.0
 
+# What kind of forward this thread runs: a verify forward of 1..MAX_ROWS rows, or one of these.
+OTHER, PREFILL, INVARIANT = 0, MAX_ROWS + 1, MAX_ROWS + 2
+
 
 class _Active(threading.local):
-    mode: str | None = None  # "verify", "invariant" or "prefill" while such a forward runs
+    kind: int = OTHER
     held: LinearFlip | None = None
-    kernel: Callable[..., Tensor] = staticmethod(linear_small_m)
+    kernel: Callable[[Tensor, Tensor, Tensor | None], Tensor] = staticmethod(linear_small_m)
 
 
 _active = _Active()
@@ -71,11 +73,13 @@ class LinearFlip:
         self._treated: Treated = {}
         self._model = weakref.ref(model)
 
-    def verify(self) -> contextlib.AbstractContextManager[None]:
-        return self._flipped("invariant" if self.invariant else "verify")
+    def verify(self, rows: int) -> contextlib.AbstractContextManager[None]:
+        if self.invariant:
+            return self._flipped(INVARIANT)
+        return self._flipped(rows if rows <= MAX_ROWS else OTHER)
 
     def prefill(self) -> contextlib.AbstractContextManager[None]:
-        return self._flipped("prefill")
+        return self._flipped(PREFILL)
 
     def treat(self, survey: Survey) -> list[str]:
         """Takes the uneven modules of a forward in hand; what cannot be helped, for a warning."""
@@ -115,20 +119,20 @@ class LinearFlip:
                 _active.held = outer
 
     @contextlib.contextmanager
-    def _flipped(self, mode: str) -> Iterator[None]:
+    def _flipped(self, kind: int) -> Iterator[None]:
         linears = self._linears()
-        if mode == "prefill":
+        if kind == PREFILL:
             for _, forward in linears:
                 if isinstance(forward, _Conv1DForward):
                     forward.forget()
         replaced = [*([] if _active.held is self else linears), *self._treated.items()]
         with _installed(replaced):
-            _active.kernel = direct if asked_for() in ("", "cpu") else linear_small_m
-            _active.mode = mode
+            _active.kernel = quickest()
+            _active.kind = kind
             try:
                 yield
             finally:
-                _active.mode = None
+                _active.kind = OTHER
 
     def _linears(self) -> Replaced:
         with _flip_lock:
@@ -158,25 +162,17 @@ def _installed(replaced: Replaced) -> Iterator[None]:
 def _forward_of(module: nn.Linear, gains: tuple[float, ...] | None) -> Forward:
     """gains: torch's time over ours by MEASURED_ROWS; None when nothing was measured."""
     parameters: Any = module._parameters  # asking the module for them takes longer
+    ours = [False] * (MAX_ROWS + 1)
     if gains is None:
-        in_prefill = _torch_lacks_units_for(module.weight.dtype)
-        wins = (False,) * (MAX_ROWS + 1)
+        ours += [_torch_lacks_units_for(module.weight.dtype), True]
     else:
-        in_prefill = module.weight.dtype != torch.float32 and gains[-1] >= PREFILL_GAIN
-        wins = tuple(gains[_bucket(rows)] > 1.0 for rows in range(MAX_ROWS + 1))
+        for rows in range(1, MAX_ROWS + 1):
+            ours[rows] = gains[_bucket(rows)] > 1.0
+        ours += [module.weight.dtype != torch.float32 and gains[-1] >= PREFILL_GAIN, False]
 
     def forward(x: Tensor) -> Tensor:
-        rows = x.numel() // x.shape[-1]
-        mode = _active.mode
-        if mode == "verify":
-            ours = rows <= MAX_ROWS and wins[rows]
-        else:
-            ours = mode == "invariant" or (mode == "prefill" and in_prefill)
-        weight, bias = parameters["weight"], parameters["bias"]
-        if not ours:
-            return functional.linear(x, weight, bias)
-        out = _active.kernel(x.reshape(rows, x.shape[-1]), weight, bias)
-        return out.view(*x.shape[:-1], out.shape[-1])
+        run = _active.kernel if ours[_active.kind] else functional.linear
+        return run(x, parameters["weight"], parameters["bias"])
 
     return forward
 
@@ -204,13 +200,12 @@ class _Conv1DForward:
     def __call__(self, x: Tensor) -> Tensor:
         module = self.module()
         assert module is not None  # it is calling
-        if _active.mode != "invariant":
+        if _active.kind != INVARIANT:
             return type(module).forward(module, x)
         weight = self.weight
         if weight is None:
             weight = self.weight = module.weight.detach().t().contiguous()
-        out = _active.kernel(x.reshape(-1, x.shape[-1]), weight, module.bias)
-        return out.view(*x.shape[:-1], out.shape[-1])
+        return _active.kernel(x, weight, module.bias)
 
 
 def _treatment(model: nn.Module | None, module: nn.Module, operations: set[str]) -> Treated:
@@ -227,7 +222,7 @@ def _invariant_forward(module: nn.Module, elementwise: bool) -> Forward:
     original = type(module).forward
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        if _active.mode != "invariant":
+        if _active.kind != INVARIANT:
             return original(module, *args, **kwargs)
         if elementwise and len(args) == 1 and not kwargs:
             return by_rows(functools.partial(original, module), args[0])
@@ -289,7 +284,7 @@ def _gain(modules: list[nn.Linear], rows: int) -> float:
     """Torch's time over ours: interleaved medians over some of the model's own, cold weights."""
     sample = modules[:SAMPLE]
     x = torch.zeros(rows, sample[0].in_features, dtype=sample[0].weight.dtype)
-    ours, theirs = [], []
+    run, ours, theirs = quickest(), [], []
     begun = time.perf_counter()
     for _ in range(ROUNDS):
         started = time.perf_counter()
@@ -297,7 +292,7 @@ def _gain(modules: list[nn.Linear], rows: int) -> float:
             functional.linear(x, module.weight, module.bias)
         middle = time.perf_counter()
         for module in sample:
-            direct(x, module.weight, module.bias)
+            run(x, module.weight, module.bias)
         theirs.append(middle - started)
         ours.append(time.perf_counter() - middle)
         if time.perf_counter() - begun > SECONDS_PER_SHAPE:

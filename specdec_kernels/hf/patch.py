@@ -65,7 +65,7 @@ class Engine:
             assert self.flip is not None
             stack.enter_context(self.flip.verify(window))
             if self.linear is not None:
-                stack.enter_context(self.linear.verify())
+                stack.enter_context(self.linear.verify(window.tree.draft_token_ids.numel()))
             logits = model(**inputs).logits
         if window.calls == 0:
             raise UnsupportedModelError(

@@ -59,9 +59,13 @@ def _letters(shape: str) -> list[str]:
     return letters
 
 
+def wants_grad(*tensors: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
 def expect_no_grad(op: str, *tensors: Tensor | None) -> None:
     """The ops have no backward: a grad-requiring input with grad enabled is an error."""
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
+    if wants_grad(*tensors):
         raise RuntimeError(
             f"{op}: expected inputs without gradients, got one that requires grad; "
             "call it under torch.no_grad() or torch.inference_mode()"

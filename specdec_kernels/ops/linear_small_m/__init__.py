@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from specdec_kernels import native
-from specdec_kernels.dispatch import register
-from specdec_kernels.ops._checks import FLOATS, expect, expect_no_grad
+from specdec_kernels.dispatch import register, undisturbed
+from specdec_kernels.ops._checks import FLOATS, expect, expect_no_grad, wants_grad
 from specdec_kernels.ops.linear_small_m import reference
 
-__all__ = ["linear_small_m"]
+__all__ = ["linear_small_m", "quickest"]
 
 
 def linear_small_m(
@@ -22,13 +24,13 @@ def linear_small_m(
     number of threads are: each output adds its products in one fixed order.
 
     Args:
-        x: [M, K], fp32, bf16 or fp16; any row stride.
-        weight: [N, K] of the same dtype, as `torch.nn.Linear` holds it; any row stride.
+        x: [..., K], fp32, bf16 or fp16; any strides. M is the product of the leading sizes.
+        weight: [N, K] of the same dtype, as `torch.nn.Linear` holds it; any strides.
         bias: [N] of the same dtype, or None.
         backend: reference or cpu; None picks.
 
     Returns:
-        [M, N], contiguous, of the dtype of x.
+        [..., N], contiguous, of the dtype of x.
 
     Raises:
         ValueError, TypeError: naming the argument, what was expected and what came.
@@ -41,29 +43,41 @@ def linear_small_m(
             y = y + bias.float()
         y = y.to(x.dtype)
     """
-    if not _plainly_right(x, weight, bias) or torch.is_grad_enabled():
+    if undisturbed(x, backend) and not wants_grad(x, weight, bias):
+        try:
+            return native.cpu.linear_small_m(x, weight, bias, native.num_threads())
+        except (TypeError, ValueError):
+            _check(x, weight, bias)  # says it better, or all is well but the strides
+    else:
         _check(x, weight, bias)
-    return _op(x, weight, bias, backend=backend)
+    return _op(x, weight, bias, backend=backend or "")
 
 
-def _plainly_right(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """The usual case, recognised quickly: this op runs for every linear layer of every step."""
-    return (
-        bias is None
-        and isinstance(x, Tensor)
-        and isinstance(weight, Tensor)
-        and x.dtype is weight.dtype
-        and x.dtype in FLOATS
-        and x.ndim == weight.ndim == 2
-        and x.shape[1] == weight.shape[1]
-        and x.device == weight.device
-    )
+def quickest() -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
+    """The op for many calls in a row, without gradients, as things stand: what the op asks at every
+    call, whether torch listens and for how many threads, takes as long as a small layer.
+    """
+    if not undisturbed(_NOTHING, None):
+        return linear_small_m
+    kernel, num_threads = native.cpu.linear_small_m, native.num_threads()
+
+    def run(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        try:
+            return kernel(x, weight, bias, num_threads)
+        except (TypeError, ValueError):
+            return linear_small_m(x, weight, bias)
+
+    return run
+
+
+_NOTHING = torch.empty(0)
 
 
 def _check(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     op = "linear_small_m"
     sizes: dict[str, int] = {}
-    expect(op, "x", x, "M, K", FLOATS, sizes)
+    leading = "*, " * (x.ndim - 1) if isinstance(x, Tensor) else ""
+    expect(op, "x", x, leading + "K", FLOATS, sizes)
     expect(op, "weight", weight, "N, K", (x.dtype,), sizes, x)
     if bias is not None:
         expect(op, "bias", bias, "N", (x.dtype,), sizes, x)
@@ -71,10 +85,10 @@ def _check(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
 
 
 def _cpu(x, weight, bias=None):
-    y = x.new_empty(x.shape[0], weight.shape[0])
+    rows = x.reshape(-1, x.shape[-1])
     bias = None if bias is None else bias.contiguous()
-    native.cpu.linear_small_m(_dense(x), _dense(weight), bias, y, native.num_threads())
-    return y
+    y = native.cpu.linear_small_m(_dense(rows), _dense(weight), bias, native.num_threads())
+    return y.view(*x.shape[:-1], weight.shape[0])
 
 
 def _dense(matrix):
@@ -82,7 +96,7 @@ def _dense(matrix):
 
 
 def _fake(x, weight, bias=None):
-    return x.new_empty((x.shape[0], weight.shape[0]))
+    return x.new_empty((*x.shape[:-1], weight.shape[0]))
 
 
 _op = register(

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from specdec_kernels import native
-from specdec_kernels.dispatch import register
-from specdec_kernels.ops._checks import FLOATS, expect, expect_no_grad
+from specdec_kernels.dispatch import register, undisturbed
+from specdec_kernels.ops._checks import FLOATS, expect, expect_no_grad, wants_grad
 from specdec_kernels.ops.tree_attention import reference
 
 __all__ = ["tree_attention"]
@@ -73,78 +73,32 @@ def tree_attention(
     The online softmax is that of FlashAttention (arXiv:2205.14135), split over the cache as in
     Flash-Decoding; the ancestor mask is that of SpecInfer (arXiv:2305.09781).
     """
-    if (
-        split_size < 0
-        or window is not None
-        or softcap is not None
-        or sinks is not None
-        or block_table is not None
-        or torch.is_grad_enabled()
-        or not _plainly_right(q, k, v, prefix_len, num_nodes, tree_mask, depth)
-    ):
-        _check(
-            q, k, v, prefix_len, num_nodes, tree_mask, depth, window, softcap, sinks, block_table,
-            split_size,
-        )  # fmt: skip
-    return _op(
+    arguments = (
         q, k, v, prefix_len, num_nodes, tree_mask, depth, sinks, block_table,
-        scale, window, softcap, split_size, backend=backend or "",
+        scale, window, softcap, split_size,
     )  # fmt: skip
+    if (
+        undisturbed(q, backend)
+        and not wants_grad(q, k, v, sinks)
+        and split_size >= 0
+        and (window is None or window > 0)
+        and (softcap is None or softcap > 0)
+    ):
+        try:
+            return _cpu(*arguments)
+        except (TypeError, ValueError):
+            _check(*arguments)  # says it better
+    else:
+        _check(*arguments)
+    return _op(*arguments, backend=backend or "")
 
 
 _NAME = "tree_attention"
 
 
-def _plainly_right(q, k, v, prefix_len, num_nodes, tree_mask, depth) -> bool:
-    """The usual case, recognised quickly: at short contexts the checks cost as much as the call."""
-    if not (_on_cpu(q) and _on_cpu(k) and _on_cpu(v) and _on_cpu(prefix_len)):
-        return False
-    if not (_on_cpu(num_nodes) and (depth is None or _on_cpu(depth))):
-        return False
-    q_shape, k_shape, v_shape = q.shape, k.shape, v.shape
-    if len(q_shape) != 4 or len(k_shape) != 4 or len(v_shape) != 4:
-        return False
-    batch, size, heads, dim = q_shape
-    dtype, kv_heads = q.dtype, k_shape[1]
-    return (
-        dtype in FLOATS
-        and k.dtype is dtype
-        and v.dtype is dtype
-        and k_shape[0] == batch
-        and k_shape[3] == dim
-        and v_shape[:3] == k_shape[:3]
-        and kv_heads > 0
-        and heads % kv_heads == 0
-        and q.stride(3) == k.stride(3) == v.stride(3) == 1
-        and prefix_len.dtype is torch.int32
-        and num_nodes.dtype is torch.int32
-        and prefix_len.shape == (batch,)
-        and num_nodes.shape == (batch,)
-        and (tree_mask is None or _right_mask(tree_mask, batch, size))
-        and (depth is None or (depth.dtype is torch.int32 and depth.shape == (batch, size)))
-    )
-
-
-def _on_cpu(tensor: object) -> bool:
-    return isinstance(tensor, Tensor) and tensor.is_cpu
-
-
-def _right_mask(tree_mask: object, batch: int, size: int) -> bool:
-    if not isinstance(tree_mask, Tensor) or not tree_mask.is_cpu:
-        return False
-    shape = tree_mask.shape
-    return (
-        tree_mask.dtype is torch.int64
-        and len(shape) == 3
-        and (shape[0] == batch or shape[0] == 1)
-        and shape[1] == size
-        and shape[2] * 64 >= size
-    )
-
-
 def _check(
-    q, k, v, prefix_len, num_nodes, tree_mask, depth, window, softcap, sinks, block_table,
-    split_size,
+    q, k, v, prefix_len, num_nodes, tree_mask, depth, sinks, block_table,
+    scale, window, softcap, split_size,
 ) -> None:  # fmt: skip
     sizes: dict[str, int] = {}
     expect(_NAME, "q", q, "B, T, Hq, D", FLOATS, sizes)
@@ -194,12 +148,10 @@ def _cpu(
     q, k, v, prefix_len, num_nodes, tree_mask=None, depth=None, sinks=None, block_table=None,
     scale=1.0, window=None, softcap=None, split_size=0,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    out, lse = _outputs(q, v)
-    native.cpu.tree_attention(
-        q, k, v, prefix_len, num_nodes, tree_mask, depth, sinks, block_table, out, lse,
+    return native.cpu.tree_attention(
+        q, k, v, prefix_len, num_nodes, tree_mask, depth, sinks, block_table,
         scale, softcap or 0.0, window or 0, split_size, native.num_threads(),
     )  # fmt: skip
-    return out, lse
 
 
 def _reference(
@@ -212,14 +164,10 @@ def _reference(
     )  # fmt: skip
 
 
-def _outputs(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+def _fake(q, k, v, *args) -> tuple[Tensor, Tensor]:
     batch, size, heads, _ = q.shape
     out = q.new_empty((batch, size, heads, v.shape[-1]))
     return out, q.new_empty((batch, heads, size), dtype=torch.float32)
-
-
-def _fake(q, k, v, *args) -> tuple[Tensor, Tensor]:
-    return _outputs(q, v)
 
 
 _op = register(
