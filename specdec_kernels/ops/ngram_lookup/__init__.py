@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from specdec_kernels import native
-from specdec_kernels.dispatch import register
+from specdec_kernels.dispatch import register, undisturbed
 from specdec_kernels.ops._checks import expect
 from specdec_kernels.ops.ngram_lookup import reference
 
@@ -67,49 +67,36 @@ def ngram_lookup(
                 draft_token_ids[b, i], num[b, i] = torch.tensor(draft), k
     """
     op = "ngram_lookup"
-    if not _plainly_right(tokens, lens):
-        sizes: dict[str, int] = {}
-        expect(op, "tokens", tokens, "B, S", (torch.int32,), sizes)
-        expect(op, "lens", lens, "B", (torch.int32,), sizes, tokens)
     if not 1 <= min_n <= max_n:
         raise ValueError(f"{op}: expected 1 <= min_n <= max_n, got min_n {min_n}, max_n {max_n}")
     if k < 1:
         raise ValueError(f"{op}: expected k of at least 1, got {k}")
     if not 1 <= num_matches <= MAX_MATCHES:
         raise ValueError(f"{op}: expected num_matches from 1 to {MAX_MATCHES}, got {num_matches}")
+    if undisturbed(tokens, backend):
+        try:
+            return native.cpu.ngram_lookup(
+                tokens, lens, min_n, max_n, k, num_matches, latest, native.num_threads()
+            )
+        except (TypeError, ValueError):
+            _check(tokens, lens)  # says it better, or all is well but the strides
+    else:
+        _check(tokens, lens)
     return _op(tokens, lens, min_n, max_n, k, num_matches, latest, backend=backend)
 
 
-def _plainly_right(tokens: Tensor, lens: Tensor) -> bool:
-    """What passes the checks at a glance: when caches are cold, these take a tenth of a lookup."""
-    return (
-        type(tokens) is Tensor
-        and type(lens) is Tensor
-        and tokens.dtype is lens.dtype is torch.int32
-        and tokens.is_cpu
-        and lens.is_cpu
-        and tokens.dim() == 2
-        and lens.shape == tokens.shape[:1]
-    )
+def _check(tokens: Tensor, lens: Tensor) -> None:
+    sizes: dict[str, int] = {}
+    expect("ngram_lookup", "tokens", tokens, "B, S", (torch.int32,), sizes)
+    expect("ngram_lookup", "lens", lens, "B", (torch.int32,), sizes, tokens)
 
 
 def _cpu(tokens, lens, min_n, max_n, k, num_matches=1, latest=True):
     if tokens.stride(-1) != 1:
         tokens = tokens.contiguous()
-    draft_token_ids, num = _fake(tokens, lens, min_n, max_n, k, num_matches, latest)
-    native.cpu.ngram_lookup(
-        tokens,
-        lens.contiguous(),
-        min_n,
-        max_n,
-        k,
-        num_matches,
-        latest,
-        draft_token_ids,
-        num,
-        native.num_threads(),
+    return native.cpu.ngram_lookup(
+        tokens, lens.contiguous(), min_n, max_n, k, num_matches, latest, native.num_threads()
     )
-    return draft_token_ids, num
 
 
 def _fake(tokens, lens, min_n, max_n, k, num_matches=1, latest=True):
