@@ -5,42 +5,24 @@
 namespace specdec {
 namespace {
 
-// The leading dimensions of x as one, of rows that lie a fixed distance apart.
-struct Rows {
-  int64_t count = 1, stride = 0;
-};
-
-Rows rows_of(const Tensor& x) {
-  Rows rows;
-  for (int i = x.ndim - 2; i >= 0; --i) {
-    if (x.shape[i] == 1) continue;
-    if (rows.count == 1) rows.stride = x.stride[i];
-    if (x.stride[i] != rows.stride * rows.count)
-      throw py::value_error("linear_small_m: x: expected rows at one distance");
-    rows.count *= x.shape[i];
-  }
-  return rows;
-}
-
 py::object linear_small_m(const py::object& x, const py::object& weight, const py::object& bias,
                           int num_threads) {
   const Tensor x_t = as_tensor(x), weight_t = as_tensor(weight), bias_t = as_tensor(bias);
   expect_shape("linear_small_m: weight", weight_t, {-1, -1});
   const int64_t columns = weight_t.shape[0], depth = weight_t.shape[1];
-  if (x_t.ndim < 1 || x_t.shape[x_t.ndim - 1] != depth)
+  const Rows rows = rows_of("linear_small_m: x", x_t);
+  if (rows.length != depth)
     throw py::value_error("linear_small_m: x: expected a last dimension of " +
                           std::to_string(depth));
   expect_dtype("linear_small_m: x", x_t, {DType::f32, DType::bf16, DType::f16});
   expect_dtype("linear_small_m: weight", weight_t, {x_t.dtype});
   expect_cpu("linear_small_m: x", x_t);
   expect_cpu("linear_small_m: weight", weight_t);
-  expect_dense_rows("linear_small_m: x", x_t);
   expect_dense_rows("linear_small_m: weight", weight_t);
   if (!bias.is_none()) {
     expect_cpu("linear_small_m: bias", bias_t);
     expect_array("linear_small_m: bias", bias_t, x_t.dtype, {columns});
   }
-  const Rows rows = rows_of(x_t);
   int64_t shape[kMaxDims];
   std::copy(x_t.shape, x_t.shape + x_t.ndim - 1, shape);
   shape[x_t.ndim - 1] = columns;

@@ -14,6 +14,7 @@ void bind_ngram_index(py::module_& m);
 void bind_ngram_lookup(py::module_& m);
 void bind_probe(py::module_& m);
 void bind_rejection_sample(py::module_& m);
+void bind_rms_norm(py::module_& m);
 void bind_sample(py::module_& m);
 void bind_topk_logprobs(py::module_& m);
 void bind_tree_attention(py::module_& m);
@@ -34,6 +35,7 @@ PYBIND11_MODULE(_cpu, m) {
   bind_ngram_lookup(m);
   bind_probe(m);
   bind_rejection_sample(m);
+  bind_rms_norm(m);
   bind_sample(m);
   bind_topk_logprobs(m);
   bind_tree_attention(m);

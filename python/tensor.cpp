@@ -183,6 +183,26 @@ void expect_dense_rows(const char* name, const Tensor& tensor) {
     throw py::value_error(std::string(name) + ": expected a last dimension of stride 1");
 }
 
+Rows rows_of(const char* name, const Tensor& tensor) {
+  const auto fail = [&](const char* expected) {
+    throw py::value_error(std::string(name) + ": expected " + expected);
+  };
+  if (tensor.ndim == 0) fail("at least one dimension");
+  expect_dense_rows(name, tensor);
+  Rows rows;
+  rows.length = tensor.shape[tensor.ndim - 1];
+  for (int i = 0; i + 1 < tensor.ndim; ++i)
+    if (tensor.shape[i] == 0) rows.count = 0;
+  if (rows.count == 0) return rows;
+  for (int i = tensor.ndim - 2; i >= 0; --i) {
+    if (tensor.shape[i] == 1) continue;
+    if (rows.count == 1) rows.stride = tensor.stride[i];
+    if (tensor.stride[i] != rows.stride * rows.count) fail("rows a fixed distance apart");
+    rows.count *= tensor.shape[i];
+  }
+  return rows;
+}
+
 void raise_unless_ok(const char* op, Status status) {
   if (status != Status::ok) throw std::runtime_error(std::string(op) + ": " + status_text(status));
 }

@@ -65,6 +65,13 @@ void expect_array(const char* name, const Tensor& tensor, DType dtype,
                   std::initializer_list<int64_t> shape);
 // The last dimension has stride 1 (or at most one element).
 void expect_dense_rows(const char* name, const Tensor& tensor);
+// The leading dimensions of a tensor as one, of dense rows that lie a fixed distance apart.
+struct Rows {
+  int64_t count = 1;
+  int64_t length = 0;
+  int64_t stride = 0;
+};
+Rows rows_of(const char* name, const Tensor& tensor);
 // Throws RuntimeError "OP: reason" unless status is ok.
 void raise_unless_ok(const char* op, Status status);
 

@@ -185,6 +185,15 @@ def _linear_small_m(op: Callable, backend: str, device: str) -> list[Tensor]:
     return results
 
 
+def _rms_norm(op: Callable, backend: str, device: str) -> list[Tensor]:
+    results = []
+    for dtype in DTYPES:
+        weight = _random(72, seed=9, device=device, dtype=dtype)
+        x = _random(2, 3, 72, seed=10, device=device, dtype=dtype)
+        results.append(op(x, weight, eps=1e-5, backend=backend))
+    return results
+
+
 CASES: dict[str, Case] = {
     "tree_attention": _tree_attention,
     "verify_greedy": _verify_greedy,
@@ -195,4 +204,5 @@ CASES: dict[str, Case] = {
     "ngram_lookup": _ngram_lookup,
     "commit_kv_": _commit_kv,
     "linear_small_m": _linear_small_m,
+    "rms_norm": _rms_norm,
 }

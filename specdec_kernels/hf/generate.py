@@ -142,8 +142,8 @@ class Run:
         self.cache = RaggedCache(model, self.kv, rows.prompt_lens)
         options = {**self.options, cache_argument(model): self.cache}
         with contextlib.ExitStack() as stack:
-            if self.engine.linear is not None:
-                stack.enter_context(self.engine.linear.prefill())
+            if self.engine.layers is not None:
+                stack.enter_context(self.engine.layers.prefill())
             output = self._prefill_forward(options)
         self.cache.end_prefill()
         self.metrics.seconds["prefill"] += time.perf_counter() - started
@@ -177,7 +177,7 @@ class Run:
             self.metrics,
             self.max_positions,
         )
-        linear = self.engine.linear
+        linear = self.engine.layers
         with contextlib.nullcontext() if linear is None else linear.hold():
             loop.run()
         self._release_held()

@@ -24,7 +24,7 @@ from specdec_kernels.decoding.controller import AcceptanceModel, CostModel
 from specdec_kernels.dispatch import asked_for
 from specdec_kernels.hf.attention import Flip, UnsupportedModelError, Window
 from specdec_kernels.hf.invariant import Survey
-from specdec_kernels.hf.linear import LinearFlip
+from specdec_kernels.hf.layers import LayerFlip
 from specdec_kernels.hf.penalties import with_penalties
 from specdec_kernels.hf.support import support, unwrap
 from specdec_kernels.metrics import Metrics
@@ -46,9 +46,9 @@ class Engine:
         self.proven = False
         self.warned: set[str] = set()
         self.flip = None if self.unsupported else Flip(model)
-        self.linear: LinearFlip | None = None
+        self.layers: LayerFlip | None = None
         if not self.unsupported and config.linear != "off":
-            self.linear = LinearFlip(model, invariant=config.linear == "invariant")
+            self.layers = LayerFlip(model, invariant=config.linear == "invariant")
         self.split_size = SPLIT_SIZE if config.linear == "invariant" else 0
         self._surveyed: set[bool] = set()
 
@@ -64,8 +64,8 @@ class Engine:
         with contextlib.ExitStack() as stack:
             assert self.flip is not None
             stack.enter_context(self.flip.verify(window))
-            if self.linear is not None:
-                stack.enter_context(self.linear.verify(window.tree.draft_token_ids.numel()))
+            if self.layers is not None:
+                stack.enter_context(self.layers.verify(window.tree.draft_token_ids.numel()))
             logits = model(**inputs).logits
         if window.calls == 0:
             raise UnsupportedModelError(
@@ -81,11 +81,11 @@ class Engine:
         single = window.tree.width == 1
         if single in self._surveyed:
             return
-        assert self.linear is not None
+        assert self.layers is not None
         with Survey() as survey:
             self._forward(model, window, inputs)
         self._surveyed.add(single)
-        hopeless = self.linear.treat(survey)
+        hopeless = self.layers.treat(survey)
         if asked_for() not in ("", "cpu"):
             hopeless.insert(0, f"it needs the backend cpu, not {asked_for()}")
         if hopeless:

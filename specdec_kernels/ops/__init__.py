@@ -5,6 +5,7 @@ from specdec_kernels.ops.commit_kv import commit_kv_
 from specdec_kernels.ops.linear_small_m import linear_small_m
 from specdec_kernels.ops.ngram_lookup import ngram_lookup
 from specdec_kernels.ops.rejection_sample import rejection_sample
+from specdec_kernels.ops.rms_norm import rms_norm
 from specdec_kernels.ops.sample import sample
 from specdec_kernels.ops.topk_logprobs import topk_logprobs
 from specdec_kernels.ops.tree_attention import tree_attention
@@ -16,6 +17,7 @@ __all__ = [
     "linear_small_m",
     "ngram_lookup",
     "rejection_sample",
+    "rms_norm",
     "sample",
     "topk_logprobs",
     "tree_attention",

@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 import torch
-from tiny import accelerated, batch, fresh, lookup_rows, new_tokens
+from tiny import accelerated, batch, fresh, lookup_rows, new_tokens, use_as_kernel
 from torch import nn
 from torch.nn import functional
 from transformers import StoppingCriteria
@@ -77,7 +77,7 @@ def weights_used(monkeypatch):
         used.append(weight)
         return kernel(x, weight, bias)
 
-    monkeypatch.setattr(linear, "quickest", lambda: counting)
+    use_as_kernel(monkeypatch, counting)
     monkeypatch.setattr(linear, "_measured", {})
     monkeypatch.setattr(linear, "_gain", lambda modules, rows: 10.0)
     return used
@@ -143,7 +143,7 @@ def test_forwards_between_ours_are_the_models_own(monkeypatch):
     ids = torch.tensor([[5, 6, 7, 8]])
     expected = model(ids).logits
     kernel = linear.linear_small_m
-    monkeypatch.setattr(linear, "quickest", lambda: lambda *args: 1.001 * kernel(*args))
+    use_as_kernel(monkeypatch, lambda *args: 1.001 * kernel(*args))
     monkeypatch.setattr(linear, "_measured", {})
     monkeypatch.setattr(linear, "_gain", lambda modules, rows: 10.0)
     seen = []

@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 from test_families import ALL
-from tiny import accelerated, batch, fresh, lookup_rows, new_tokens, random_rows
+from tiny import accelerated, batch, fresh, lookup_rows, new_tokens, random_rows, use_as_kernel
 from torch import nn
 from torch.nn import functional
 from windows import Windows
@@ -148,7 +148,7 @@ def test_it_uses_the_kernel_whatever_is_faster(monkeypatch):
         return linear.reference(x, weight, bias)
 
     monkeypatch.setattr(linear, "reference", linear.linear_small_m, raising=False)
-    monkeypatch.setattr(linear, "quickest", lambda: counting)
+    use_as_kernel(monkeypatch, counting)
     monkeypatch.setattr(linear, "_gain", lambda modules, rows: 0.5)
     model = fresh("qwen2", tie_word_embeddings=True)
     for mode, expected in (("auto", 0), ("invariant", 15)):

@@ -11,6 +11,8 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 import specdec_kernels as sdk
+from specdec_kernels.hf import layers
+from specdec_kernels.ops.linear_small_m import linear_small_m
 from specdec_kernels.tree import ROOT_PARENT, DraftTree
 
 VOCAB = 96
@@ -247,6 +249,14 @@ def use_drafter(monkeypatch, plan):
     drafter = Scripted(plan)
     monkeypatch.setattr("specdec_kernels.hf.generate.make_drafter", drafter)
     return drafter
+
+
+def use_as_kernel(monkeypatch, function):
+    """Verify forwards call `function` in place of linear_small_m."""
+    quickest = layers.quickest
+    monkeypatch.setattr(
+        layers, "quickest", lambda op: function if op is linear_small_m else quickest(op)
+    )
 
 
 @functools.cache

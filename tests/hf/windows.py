@@ -25,7 +25,7 @@ class Windows:
         lens = [len(row) for row in rows]
         self.kv = RaggedKV(len(rows), max(lens) + 80, torch.device("cpu"))
         self.cache = RaggedCache(model, self.kv, lens)
-        with torch.no_grad(), self.engine.linear.prefill():
+        with torch.no_grad(), self.engine.layers.prefill():
             for b, row in enumerate(rows):  # ragged rows need no padding here
                 self._prefill_row(b, row)
         self.cache.end_prefill()

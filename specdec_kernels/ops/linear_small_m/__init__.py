@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import torch
 from torch import Tensor
 
 from specdec_kernels import native
@@ -12,7 +9,7 @@ from specdec_kernels.dispatch import register, undisturbed
 from specdec_kernels.ops._checks import FLOATS, expect, expect_no_grad, wants_grad
 from specdec_kernels.ops.linear_small_m import reference
 
-__all__ = ["linear_small_m", "quickest"]
+__all__ = ["linear_small_m"]
 
 
 def linear_small_m(
@@ -51,26 +48,6 @@ def linear_small_m(
     else:
         _check(x, weight, bias)
     return _op(x, weight, bias, backend=backend or "")
-
-
-def quickest() -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
-    """The op for many calls in a row, without gradients, as things stand: what the op asks at every
-    call, whether torch listens and for how many threads, takes as long as a small layer.
-    """
-    if not undisturbed(_NOTHING, None):
-        return linear_small_m
-    kernel, num_threads = native.cpu.linear_small_m, native.num_threads()
-
-    def run(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        try:
-            return kernel(x, weight, bias, num_threads)
-        except (TypeError, ValueError):
-            return linear_small_m(x, weight, bias)
-
-    return run
-
-
-_NOTHING = torch.empty(0)
 
 
 def _check(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
