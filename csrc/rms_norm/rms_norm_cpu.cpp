@@ -29,10 +29,15 @@ float sum_of_squares(const T* x, int64_t dim) {
   return reduce_add((sums[0] + sums[1]) + (sums[2] + sums[3]));
 }
 
-// The value that T holds for it.
-template <class T>
-SPECDEC_INLINE F32 rounded(F32 value) {
-  T stored[kLanes];
+// The value that an element of type T holds for it.
+SPECDEC_INLINE F32 rounded(F32 value, float) { return value; }
+SPECDEC_INLINE F32 rounded(F32 value, BFloat16) {
+  const U32 bits = bit_cast<U32>(value);
+  const F32 nearest = bit_cast<F32>((bits + 0x7fffu + (bits >> 16 & 1u)) & 0xffff0000u);
+  return select(value != value, value, nearest);
+}
+SPECDEC_INLINE F32 rounded(F32 value, Half) {
+  Half stored[kLanes];
   store(stored, value);
   return load(stored);
 }
@@ -45,7 +50,7 @@ void normalise(const RmsNormParams& p, int64_t row) {
   const float factor = 1.0f / std::sqrt(sum_of_squares(x, p.dim) / float(p.dim) + p.eps);
   int64_t c = 0;
   for (; c + kLanes <= p.dim; c += kLanes)
-    store(y + c, rounded<T>(load(x + c) * factor) * load(weight + c));
+    store(y + c, rounded(load(x + c) * factor, T()) * load(weight + c));
   for (; c < p.dim; ++c)
     y[c] = from_float<T>(to_float(from_float<T>(to_float(x[c]) * factor)) * to_float(weight[c]));
 }
