@@ -35,16 +35,17 @@ class SpeculativeConfig:
         decoding and the processors that the kernels do not know are exact under every rule.
     posterior_threshold, posterior_alpha: how much "typical" accepts (Medusa's names).
     linear: "auto" runs the model's linear layers through `linear_small_m` in verify forwards where
-        that measures faster, "off" leaves them alone. "invariant" always runs them through it, and
-        computes all else so that a position's logits do not depend on how many are computed at
-        once. Then, on one machine and at a fixed batch and number of threads, chains give bit for
-        bit the logits that method "none" gives: greedy text, and sampled text under the rules
-        "auto" and "coupled" with the same seeds, are the same with and without drafts, in 16-bit
-        too. Trees (prompt_lookup_matches above 1) and other batches keep the near-tie rule. It
-        costs what torch would have been faster by, two more forwards at the start, memory for a
-        second copy of GPT-2's transposed weights, and for mixtures of experts most of the gain,
-        as experts and routers compute row by row where their weights are not [out, in]. Layers
-        that cannot be helped (quantised, hooked) are named in a warning: the promise is off then.
+        that measures faster, and its RMS norms through `rms_norm`; "off" leaves both alone.
+        "invariant" always runs them through the kernels, and computes all else so that a position's
+        logits do not depend on how many are computed at once. Then, on one machine and at a fixed
+        batch and number of threads, chains give bit for bit the logits that method "none" gives:
+        greedy text, and sampled text under the rules "auto" and "coupled" with the same seeds, are
+        the same with and without drafts, in 16-bit too. Trees (prompt_lookup_matches above 1) and
+        other batches keep the near-tie rule. It costs what torch would have been faster by, two
+        more forwards at the start, memory for a second copy of GPT-2's transposed weights, and for
+        mixtures of experts most of the gain, as experts and routers compute row by row where their
+        weights are not [out, in]. Layers that cannot be helped (quantised, hooked) are named in a
+        warning: the promise is off then.
     """
 
     method: str = "ngram"
