@@ -55,9 +55,9 @@ def test_several_threads(threads):
 @pytest.mark.parametrize(
     "name, target, fault",
     [
-        ("llama", "linear.by_rows", lambda function, x: function(x)),
+        ("llama", "layers.by_rows", lambda function, x: function(x)),
         pytest.param(
-            *("qwen3_moe", "linear.RowWise", contextlib.nullcontext),
+            *("qwen3_moe", "layers.RowWise", contextlib.nullcontext),
             marks=pytest.mark.skipif(
                 transformers.__version__ < "5", reason="its routers are nn.Linear there"
             ),
