@@ -23,7 +23,7 @@ constexpr int64_t kTileElements = kTileSide * kTileDepth;
 constexpr int64_t kTileSums = kTileSide * kTileSide;
 constexpr int64_t kWindowTiles = 32;        // of sums, which stay in the caches next to the core
 constexpr int64_t kStored = 2 * kTileSide;  // outputs of a row that are stored at once
-constexpr int64_t kAheadSteps = 6;          // how far ahead a stream is asked for, in tiles
+constexpr int64_t kAheadSteps = 5;          // how far ahead a stream is asked for, in tiles
 static_assert(kLanes == kTileSide, "a vector holds a row of a tile");
 
 // Up to 16 rows of x as B tiles, one per step of k: its pairs go down the columns. Zeros stand
