@@ -15,17 +15,18 @@ constexpr int64_t kMaxRows = 64;  // rows of x that share one pass over the weig
 // of several groups, and of one that is alone.
 constexpr int64_t kGroup = kLanes == 16 ? 6 : 4;
 constexpr int64_t kTallGroup = kLanes == 16 ? 9 : 4;
-constexpr int64_t kRun = 16;  // outputs of one stream that are gathered before they are stored
-constexpr int64_t kMaxDepth = 4;
+constexpr int64_t kRun = 16;       // outputs of one stream that are gathered before they are stored
+constexpr int64_t kFewGroups = 4;  // whose x is read again for every row of a stream
+constexpr int64_t kMaxDepth = 2;
 constexpr int64_t kPanelBytes = 32768;  // of weights and
 constexpr int64_t kGroupBytes = 28672;  // of x that stay in the caches next to the core
 // How far ahead a stream of weights is asked for: more than memory's latency, less than a page.
 constexpr int64_t kAheadBytes = 2048;
 
-// How one thread goes about up to kMaxRows rows of x. A few rows are one group, and every weight
-// passes by once: then the thread's part of the weight is read as `columns` long streams at once,
-// which the hardware prefetchers reward. More rows are several groups, and weights are taken in
-// panels of `depth` register blocks that stay in the cache for all groups.
+// How one thread goes about up to kMaxRows rows of x. The thread's part of the weight is read as
+// `columns` long streams at once, which the hardware prefetchers reward. A few rows of x are one
+// group, and every weight passes by once. More rows are several groups, and weights are taken in
+// panels of `depth` rows of every stream that stay in the cache for all groups.
 template <class T>
 struct Plan {
   using Packed = typename Steps<T>::Packed;
@@ -46,7 +47,7 @@ struct Plan {
     if (groups > 1 && kPanelBytes / step_bytes < most) most = kPanelBytes / step_bytes;
     const int64_t stretches = (steps + most - 1) / most;
     block_steps = (steps + stretches - 1) / stretches;
-    if (groups > 1) depth = kPanelBytes / (block_steps * step_bytes);
+    if (groups > kFewGroups) depth = kPanelBytes / (block_steps * step_bytes);
     if (depth > kMaxDepth) depth = kMaxDepth;
   }
   static int64_t columns_of(int64_t group_rows) {
@@ -113,7 +114,7 @@ Block<T> find_block(int64_t rows) {
   return kBlocks[rows - 1];
 }
 
-// Rows of the weight: `depth` register blocks of neighbours, each of rows that lie `stride` apart.
+// Rows of the weight: `depth` register blocks, each of rows that lie `stride` apart, row by row.
 template <class T>
 struct Panel {
   const T* w;
@@ -169,42 +170,23 @@ void store_outputs(const LinearSmallMParams& p, int64_t m0, int64_t rows, int64_
   }
 }
 
-// One group of rows: stream s of the weight starts at row n0 + s * length.
+// Stream s of the weight starts at row n0 + s * length.
 template <class T>
 void multiply_streams(const LinearSmallMParams& p, const Plan<T>& plan, const Scratch<T>& scratch,
                       int64_t m0, int64_t n0, int64_t length) {
   const T* weight = static_cast<const T*>(p.weight);
+  const int64_t panel_bytes = plan.depth * p.weight_stride * int64_t(sizeof(T));
+  const int64_t ahead_bytes = plan.groups == 1 ? kAheadBytes : panel_bytes;
   for (int64_t at = 0; at < length; at += kRun) {
     const int64_t run = length - at < kRun ? length - at : kRun;
-    for (int64_t i = 0; i < run; ++i)
-      multiply_panel<T>(p, plan, scratch,
-                        {weight + (n0 + at + i) * p.weight_stride, length, 1, kAheadBytes,
-                         scratch.out + i, kRun});
+    for (int64_t i = 0; i < run; i += plan.depth)
+      multiply_panel<T>(
+          p, plan, scratch,
+          {weight + (n0 + at + i) * p.weight_stride, length,
+           run - i < plan.depth ? run - i : plan.depth, ahead_bytes, scratch.out + i, kRun});
     for (int64_t s = 0; s < plan.columns; ++s)
       store_outputs<T>(p, m0, plan.rows, n0 + s * length + at, run, scratch.out + s * kRun,
                        plan.columns * kRun);
-  }
-}
-
-// Several groups: the weight panel by panel, its rows in their order.
-template <class T>
-void multiply_panels(const LinearSmallMParams& p, const Plan<T>& plan, const Scratch<T>& scratch,
-                     int64_t m0, int64_t n0, int64_t count) {
-  const T* weight = static_cast<const T*>(p.weight);
-  const int64_t room = plan.columns * kRun, whole = plan.depth * plan.columns;
-  for (int64_t at = 0; at < count;) {
-    int64_t run = 0;
-    while (run < room && at + run < count) {
-      const int64_t left = (count - at - run) / plan.columns;
-      const int64_t depth = left < plan.depth ? left : plan.depth;
-      if (run + depth * plan.columns > room) break;
-      multiply_panel<T>(p, plan, scratch,
-                        {weight + (n0 + at + run) * p.weight_stride, depth, depth,
-                         whole * p.weight_stride * int64_t(sizeof(T)), scratch.out + run, depth});
-      run += depth * plan.columns;
-    }
-    store_outputs<T>(p, m0, plan.rows, n0 + at, run, scratch.out, room);
-    at += run;
   }
 }
 
@@ -217,10 +199,7 @@ bool multiply_columns(const LinearSmallMParams& p, int64_t n0, int64_t n1) {
     if (!scratch) return false;
     pack(static_cast<const T*>(p.x) + m0 * p.x_stride, p.x_stride, p.k, plan, scratch.x);
     const int64_t length = (n1 - n0) / plan.columns;
-    if (plan.groups == 1)
-      multiply_streams<T>(p, plan, scratch, m0, n0, length);
-    else
-      multiply_panels<T>(p, plan, scratch, m0, n0, length * plan.columns);
+    multiply_streams<T>(p, plan, scratch, m0, n0, length);
     for (int64_t n = n0 + length * plan.columns; n < n1; ++n) {  // a block of one row, many times
       const T* w = static_cast<const T*>(p.weight) + n * p.weight_stride;
       multiply_panel<T>(p, plan, scratch, {w, 0, 1, 0, scratch.out, 0});
