@@ -1,10 +1,10 @@
 // The outputs of one thread by matrix tiles, for bf16: 16 rows of the weight, straight from memory,
 // times up to four tiles of 16 rows of x.
 //
-// The rows of a tile are no neighbours. A window of the weight is read as 16 streams at once, each
+// The rows of a tile are not neighbours. A window of the weight is read as 16 streams at once, each
 // upwards through `length` rows that lie one behind the other, which the hardware prefetchers
-// reward; block i of it holds row i of every stream. Sums are stored window by window, in long
-// pieces: nothing comes from memory meanwhile.
+// reward; block i of the window holds row i of every stream. Nothing comes from memory while sums
+// are stored, so that is done for a whole window, in long pieces.
 #pragma once
 
 #include "common/amx.h"
