@@ -52,6 +52,21 @@ SPECDEC_INLINE U32 make_pairs(F32 first, F32 second) {
 #endif
 }
 
+// Rounded to nearest even; subnormals may become zero.
+template <int count>
+SPECDEC_INLINE void store_rounded(BFloat16* target, const F32 (&values)[count]) {
+#if defined(__AVX512BF16__) && defined(SPECDEC_ISA_avx512_bf16)
+  for (int i = 0; i + 2 <= count; i += 2)
+    _mm512_storeu_si512(target + i * kLanes,
+                        (__m512i)_mm512_cvtne2ps_pbh((__m512)values[i + 1], (__m512)values[i]));
+  if (count % 2 != 0)
+    _mm256_storeu_si256((__m256i*)(target + (count - 1) * kLanes),
+                        (__m256i)_mm512_cvtneps_pbh((__m512)values[count - 1]));
+#else
+  for (int i = 0; i < count; ++i) store(target + i * kLanes, values[i]);
+#endif
+}
+
 }  // namespace
 }  // namespace SPECDEC_ISA
 }  // namespace specdec

@@ -65,8 +65,27 @@ void find_keys(const TreeAttentionParams& p, const Unit& u, const Range& range,
   for (int i = block->count; i < kBlockKeys; ++i) block->v[i] = block->v[block->first];
 }
 
-// Asks for the K rows, then the V rows, of the next block, evenly while this one is worked on: a
-// burst of requests would hold up the loads behind it.
+// visible: [slots, kBlockWords]
+void find_visible(const TreeAttentionParams& p, const Unit& u, const Range& range,
+                  uint64_t* visible) {
+  for (int64_t slot = 0; slot < u.live_slots; ++slot)
+    for (int word = 0; word < kBlockWords; ++word) {
+      const int64_t begin = word * kWordKeys;
+      visible[slot * kBlockWords + word] =
+          visible_keys(p, u, u.first_slot + slot, range.begin + begin) &
+          low_bits(range.count - begin) & ~low_bits(range.first - begin);
+    }
+}
+
+// ---- the next block
+
+// CPUs with tiles have far memory and a large second cache: many lines must be on their way, from
+// several pages, and a block of keys is too much for the first cache.
+constexpr int kStreams = kHasTiles ? 4 : 1;
+constexpr int kLocality = kHasTiles ? 2 : 3;
+
+// Asks for the K and V rows of the next block, evenly while this one is worked on: a burst of
+// requests would hold up the loads behind it.
 struct Ahead {
   const char* const* rows;  // 2 * kBlockKeys, or nullptr
   int next;
@@ -78,12 +97,14 @@ struct Ahead {
 
   void line() {
     if (at >= row_end) {
-      if (next == 2 * kBlockKeys) return;
-      at = rows[next];
-      row_end = at + (next < kBlockKeys ? k_bytes : v_bytes);
+      constexpr int kRows = 2 * kBlockKeys;
+      if (next == kRows) return;
+      const int row = next % kStreams * (kRows / kStreams) + next / kStreams;
+      at = rows[row];
+      row_end = at + (row < kBlockKeys ? k_bytes : v_bytes);
       ++next;
     }
-    __builtin_prefetch(at);
+    __builtin_prefetch(at, 0, kLocality);
     at += 64;
   }
 };
@@ -101,8 +122,8 @@ struct Pace {
   SPECDEC_INLINE Pace(Ahead& next, int64_t units)  // of work per turn, each two vector products
       : ahead(next), rate(next.rate * units), due(next.due) {}
   SPECDEC_INLINE ~Pace() { ahead.due = due; }
-  SPECDEC_INLINE void turn() {
-    for (due += rate; due >= 1 << 16; due -= 1 << 16) ahead.line();
+  SPECDEC_INLINE void turn(int64_t times = 1) {
+    for (due += times * rate; due >= 1 << 16; due -= 1 << 16) ahead.line();
   }
 };
 
@@ -206,9 +227,22 @@ ItemRows value_rows(Pairs, const TreeAttentionParams& p, const Plan& plan, const
 
 // ---- keys in columns
 
+// The K rows of a block as whole vectors of items; those outside repeat a row of it.
+template <class M, class E>
+void find_key_items(const TreeAttentionParams& p, const Plan& plan, const KeyBlock<E>& block,
+                    Item* copies, const Item** rows) {
+  if (std::is_same<E, typename M::Element>::value && p.dim == plan.items * M::kElements) {
+    for (int i = 0; i < kBlockKeys; ++i) rows[i] = (const Item*)block.k[i];
+    return;
+  }
+  const ItemRows all = copy_rows<M>(block.k, block.first, block.count, p.dim, plan.items, copies);
+  for (int i = 0; i < kBlockKeys; ++i)
+    rows[i] = all.row(min64(max64(i, block.first), block.count - 1));
+}
+
 // kWordKeys rows of items become the columns of target, [items, kWordKeys].
-template <class M>
-void transpose_keys(const Item* const* rows, int64_t items, Ahead& ahead, Item* target) {
+SPECDEC_INLINE void transpose_keys(const Item* const* rows, int64_t items, Ahead& ahead,
+                                   Item* target) {
   Pace pace(ahead, kSquareWork);
   for (int key = 0; key < kWordKeys; key += kLanes) {
     for (int64_t c = 0; c < items; c += kLanes) {

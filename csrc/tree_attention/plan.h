@@ -46,6 +46,28 @@ struct Plan {
   int32_t* remaining;  // [B, Hkv, chunks]: splits done
 };
 
+// The unnormalised result of some keys for the rows of a task.
+struct Part {
+  float* out;    // [rows, v_dim]
+  float* max;    // [rows], in units of log 2
+  float* denom;  // [rows]
+};
+
+struct Scratch {
+  Item* queries;         // [rows, items]
+  Item* q_panels;        // [panel][items, rows of the panel]
+  float* out_panels;     // [panel][v_dim, rows of the panel]
+  float* scores;         // few rows: [rows, kBlockKeys], a panel: [kBlockKeys, rows of the panel]
+  float* score_columns;  // few rows and tiles: [kBlockKeys, 32]
+  float* rescale;        // [rows]
+  Item* keys;            // copies, or keys in columns
+  Item* key_copies;
+  Item* values;       // copies, or interleaved
+  uint64_t* visible;  // [slots, kBlockWords]
+  int32_t* words;     // [2 * kBlockWords, rows]
+  float* parts;       // two partial results
+};
+
 // One (batch row, KV head, chunk of window slots).
 struct Unit {
   int64_t b, kv_head, chunk;

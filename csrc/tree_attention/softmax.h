@@ -34,11 +34,23 @@ struct RowState {
   float* rescale;  // what the new maximum does to the old output
 };
 
-SPECDEC_INLINE F32 weight_of(F32 score, float factor, F32 base) {
-  return exp2_nonpositive(fma(score, broadcast(factor), -base));
+// Scores become weights.
+template <int count>
+SPECDEC_INLINE void weigh(Floats, F32 (&scores)[count], float factor, F32 base) {
+  for (F32& x : scores) x = exp2_nonpositive(fma(x, broadcast(factor), -base));
+}
+template <int count>
+SPECDEC_INLINE void weigh(Pairs, F32 (&scores)[count], float factor, F32 base) {
+  for (F32& x : scores) x = fma(x, broadcast(factor), -base);
+  short_exp2_nonpositive(scores);
 }
 
 SPECDEC_INLINE F32 finite_base(F32 max) { return select(max == broadcast(-kInfinity), F32{}, max); }
+
+ScoreScale score_scale(const TreeAttentionParams& p) {
+  if (p.softcap > 0) return {p.scale / p.softcap, p.softcap * kLog2E};
+  return {p.scale * kLog2E, 0};
+}
 
 // ---- one row
 
@@ -49,19 +61,19 @@ SPECDEC_INLINE F32 mask_keys(F32 scores, uint64_t bits) {
   return select(hidden, broadcast(-kInfinity), scores);
 }
 
-SPECDEC_INLINE void store_weight(Floats, Item* weights, F32 weight) {
-  store_items(weights, bit_cast<U32>(weight));
+template <int count>
+SPECDEC_INLINE void store_row(Floats, Item* at, const F32 (&weights)[count]) {
+  for (int i = 0; i < count; ++i) store_items(at + i * kLanes, bit_cast<U32>(weights[i]));
 }
-SPECDEC_INLINE void store_weight(Pairs, Item* weights, F32 weight) {
-  BFloat16 halves[kLanes];
-  store(halves, weight);
-  std::memcpy(weights, halves, sizeof(halves));
+template <int count>
+SPECDEC_INLINE void store_row(Pairs, Item* at, const F32 (&weights)[count]) {
+  store_rounded((BFloat16*)at, weights);
 }
 
-// scores [vectors * kLanes] become weights in the same place; visible: words, or nullptr for all.
-template <class M>
-void softmax_row(float* scores, int vectors, const uint64_t* visible, ScoreScale scale,
-                 const RowState& state) {
+// Scales, if that can't wait, and masks the scores of a row, [vectors * kLanes]; visible: words, or
+// nullptr for all. Returns the largest of every lane.
+SPECDEC_INLINE F32 finish_row(float* scores, int vectors, const uint64_t* visible,
+                              ScoreScale scale) {
   F32 top = broadcast(-kInfinity);
   const bool plain = visible == nullptr && scale.waits();
   for (int i = 0; i < vectors; ++i) {
@@ -74,19 +86,81 @@ void softmax_row(float* scores, int vectors, const uint64_t* visible, ScoreScale
     }
     top = larger(score, top);
   }
+  return top;
+}
+
+// Finished scores become weights in the same place; adds to the sum of every lane.
+template <class M, int count>
+SPECDEC_INLINE void weigh_vectors(float* scores, int first, float factor, F32 base, F32* sum) {
+  F32 x[count];
+  for (int i = 0; i < count; ++i) x[i] = load(scores + (first + i) * kLanes);
+  weigh(M(), x, factor, base);
+  store_row(M(), (Item*)scores + first * kLanes / M::kElements, x);
+  for (int i = 0; i < count; ++i) *sum = *sum + x[i];
+}
+
+template <class M>
+SPECDEC_INLINE F32 weigh_row(float* scores, int vectors, float factor, F32 base) {
+  constexpr int kMany = kLanes == 16 ? 4 : 1;
+  F32 sum = {};
+  int i = 0;
+  for (; i + kMany <= vectors; i += kMany) weigh_vectors<M, kMany>(scores, i, factor, base, &sum);
+  for (; i < vectors; ++i) weigh_vectors<M, 1>(scores, i, factor, base, &sum);
+  return sum;
+}
+
+template <class M>
+void softmax_row(float* scores, int vectors, const uint64_t* visible, ScoreScale scale,
+                 const RowState& state) {
+  const F32 top = finish_row(scores, vectors, visible, scale);
   const float factor = scale.waits() ? scale.factor : 1.0f;
   const float block_max = reduce_max(top) * factor;
   const float max = block_max > *state.max ? block_max : *state.max;
   const F32 base = finite_base(broadcast(max));
   *state.rescale = exp2_nonpositive(*state.max - base[0]);
-  F32 sum = {};
-  for (int i = 0; i < vectors; ++i) {
-    const F32 weight = weight_of(load(scores + i * kLanes), factor, base);
-    store_weight(M(), (Item*)scores + i * kLanes / M::kElements, weight);
-    sum = sum + weight;
-  }
+  const F32 sum = weigh_row<M>(scores, vectors, factor, base);
   *state.denom = *state.denom * *state.rescale + reduce_add(sum);
   *state.max = max;
+}
+
+// ---- kLanes rows at once
+
+// Lane i becomes values[i] reduced over its lanes, in halves.
+template <class Join>
+SPECDEC_INLINE F32 reduce_each(F32 (&values)[kLanes], const Join& join) {
+  for (int half = kLanes / 2; half > 0; half /= 2)
+    for (int i = 0; i < half; ++i) {
+      const U32 a = bit_cast<U32>(values[i]), b = bit_cast<U32>(values[i + half]);
+      values[i] = join(bit_cast<F32>(interleave_low(a, b)), bit_cast<F32>(interleave_high(a, b)));
+    }
+  return values[0];
+}
+
+// The scores of `rows` <= kLanes rows, `stride` floats apart, become weights; visible(row) is what
+// finish_row wants, between() is called once per row.
+template <class M, class Visible, class Between>
+SPECDEC_INLINE void softmax_rows(float* scores, int64_t stride, int rows, int vectors,
+                                 const Visible& visible, ScoreScale scale, const RowState& state,
+                                 const Between& between) {
+  F32 lanes[kLanes];
+  for (int row = 0; row < rows; ++row)
+    lanes[row] = finish_row(scores + row * stride, vectors, visible(row), scale);
+  for (int row = rows; row < kLanes; ++row) lanes[row] = broadcast(-kInfinity);
+  const float factor = scale.waits() ? scale.factor : 1.0f;
+  const F32 top = reduce_each(lanes, [](F32 a, F32 b) { return larger(a, b); }) * factor;
+  const F32 old_max = load(state.max), max = larger(top, old_max);
+  const F32 base = finite_base(max), rescale = exp2_nonpositive(old_max - base);
+  float bases[kLanes];
+  store(bases, base);
+  for (int row = 0; row < rows; ++row) {
+    between();
+    lanes[row] = weigh_row<M>(scores + row * stride, vectors, factor, broadcast(bases[row]));
+  }
+  for (int row = rows; row < kLanes; ++row) lanes[row] = F32{};
+  const F32 sum = reduce_each(lanes, [](F32 a, F32 b) { return a + b; });
+  store(state.denom, load(state.denom) * rescale + sum);
+  store(state.max, max);
+  store(state.rescale, rescale);
 }
 
 // ---- a vector of rows
@@ -134,11 +208,11 @@ void softmax_columns(float* scores, int64_t stride, int keys, const int32_t* wor
     F32 even_sum = {}, odd_sum = {};
     for (int key = lane; key < keys; key += kLanes) {
       float* at = scores + key * stride;
-      const F32 even = weight_of(load(at), factor, base);
-      const F32 odd = weight_of(load(at + stride), factor, base);
-      store_weights(M(), at, stride, even, odd);
-      even_sum = even_sum + even;
-      odd_sum = odd_sum + odd;
+      F32 x[] = {load(at), load(at + stride)};
+      weigh(M(), x, factor, base);
+      store_weights(M(), at, stride, x[0], x[1]);
+      even_sum = even_sum + x[0];
+      odd_sum = odd_sum + x[1];
     }
     sums[lane] = even_sum;
     sums[lane + 1] = odd_sum;

@@ -2,52 +2,23 @@
 #pragma once
 
 #include "tree_attention/products.h"
-#include "tree_attention/softmax.h"
-#include "tree_attention/tile_products.h"
+#include "tree_attention/tile_split.h"
 
 namespace specdec {
 namespace SPECDEC_ISA {
 namespace {
 
-// Query rows that are too few to be lanes. The choice between the two ways shows in no bit, but
-// with tiles, which add in an order of their own.
-constexpr int kFewRows = kLanes < 8 ? kTileRows : 2 * kTileRows;
 template <class M>
 constexpr bool kUsesTiles = kHasTiles && M::kElements == 2;
+// Whether query rows are lanes, or too few for that. The choice shows in no bit.
+constexpr int kFewRows = kLanes < 8 ? kTileRows : 2 * kTileRows;
 template <class M>
-bool few_rows(int64_t rows) {
-  return rows <= kFewRows && !kUsesTiles<M>;
+bool uses_panels(int64_t rows) {
+  return rows > kFewRows && !kUsesTiles<M>;
 }
 // Weights are made for whole groups of keys; tiles take 16 pairs at a time.
 template <class M>
-constexpr int kGroupKeys = kUsesTiles<M> ? 2 * kTileSide : kLanes;
-
-// The unnormalised result of some keys for the rows of a task.
-struct Part {
-  float* out;    // [rows, v_dim]
-  float* max;    // [rows], in units of log 2
-  float* denom;  // [rows]
-};
-
-struct Scratch {
-  Item* queries;      // [rows, items]
-  Item* q_panels;     // [panel][items, rows of the panel]
-  float* out_panels;  // [panel][v_dim, rows of the panel]
-  float* scores;      // few rows: [rows, kBlockKeys], a panel: [kBlockKeys, rows of the panel]
-  float* rescale;     // [rows]
-  Item* keys;         // copies, or keys in columns
-  Item* key_copies;
-  Item* values;  // copies, or interleaved
-  Item* value_tiles;
-  uint64_t* visible;  // [slots, kBlockWords]
-  int32_t* words;     // [2 * kBlockWords, rows]
-  float* parts;       // two partial results
-};
-
-ScoreScale score_scale(const TreeAttentionParams& p) {
-  if (p.softcap > 0) return {p.scale / p.softcap, p.softcap * kLog2E};
-  return {p.scale * kLog2E, 0};
-}
+constexpr int kGroupKeys = kUsesTiles<M> ? kTwoTiles : kLanes;
 
 // ---- queries
 
@@ -102,19 +73,6 @@ void read_panels(const Plan& plan, int64_t rows, const float* panels, float* out
   });
 }
 
-// ---- visibility
-
-void find_visible(const TreeAttentionParams& p, const Unit& u, const Range& range,
-                  uint64_t* visible) {
-  for (int64_t slot = 0; slot < u.live_slots; ++slot)
-    for (int word = 0; word < kBlockWords; ++word) {
-      const int64_t begin = word * kWordKeys;
-      visible[slot * kBlockWords + word] =
-          visible_keys(p, u, u.first_slot + slot, range.begin + begin) &
-          low_bits(range.count - begin) & ~low_bits(range.first - begin);
-    }
-}
-
 void spread_words(const Plan& plan, const Unit& u, const uint64_t* visible, int32_t* words) {
   for (int half = 0; half < 2 * kBlockWords; ++half) {
     int32_t* word = words + half * plan.rows;
@@ -129,10 +87,11 @@ void spread_words(const Plan& plan, const Unit& u, const uint64_t* visible, int3
 
 // The work of a block, in the units of Pace.
 template <class M>
-int64_t block_work(const Plan& plan, int64_t rows, bool few) {
+int64_t block_work(const Plan& plan, int64_t rows, bool panels) {
+  if (kUsesTiles<M>) return tile_work(plan, rows);
   const int64_t steps = kBlockKeys / M::kElements;
   const int64_t columns = plan.items * kBlockKeys + plan.v_dim * steps;
-  if (!few) return ceil_div(rows, kLanes) * columns / 2;
+  if (panels) return ceil_div(rows, kLanes) * columns / 2;
   const int64_t squares = plan.items * kBlockKeys / kLanes / kLanes;
   const int64_t interleaved = M::kElements == 2 ? plan.v_dim / kLanes * steps : 0;
   return rows * columns / kLanes / 2 + squares * kSquareWork + interleaved * kInterleaveWork +
@@ -144,18 +103,10 @@ void attend_few(const TreeAttentionParams& p, const Plan& plan, const Unit& u, c
                 const KeyBlock<E>& block, Ahead& ahead, const Scratch& s, const Part& part) {
   const int rows = int(u.live_slots * plan.group);
   const FewRows few = {s.queries, plan.items, s.scores, part.out, plan.v_dim, s.rescale};
-  const bool direct =
-      std::is_same<E, typename M::Element>::value && p.dim == plan.items * M::kElements;
-  ItemRows copies = {};
-  if (!direct)
-    copies = copy_rows<M>(block.k, block.first, block.count, p.dim, plan.items, s.key_copies);
+  const Item* k[kBlockKeys];
+  find_key_items<M>(p, plan, block, s.key_copies, k);
   for (int key = block.first / kWordKeys * kWordKeys; key < block.count; key += kWordKeys) {
-    const Item* k[kWordKeys];
-    for (int i = 0; i < kWordKeys; ++i) {
-      const int64_t at = min64(max64(key + i, block.first), block.count - 1);
-      k[i] = direct ? (const Item*)block.k[key + i] : copies.row(at);
-    }
-    transpose_keys<M>(k, plan.items, ahead, s.keys);
+    transpose_keys(k + key, plan.items, ahead, s.keys);
     for_each_tile(rows, [&](int row, auto size) {
       few_scores<M, decltype(size)::value>(few, row, s.keys, key, ahead);
     });
@@ -190,23 +141,16 @@ void attend_panel(const Plan& plan, const Range& range, int64_t row, int64_t ite
   constexpr int64_t kRows = kVectors * kLanes;
   const Item* q = s.q_panels + row * plan.items;
   float* out = s.out_panels + row * plan.v_dim;
-  if constexpr (kUsesTiles<M>)
-    score_panel_in_tiles<kVectors>(q, plan.items, k, range.first, range.count, ahead, s.scores);
-  else
-    score_panel<M, kVectors>(q, items, k, range.first, range.count, ahead, s.scores);
-  const int keys = int(ceil_div(range.count, kGroupKeys<M>)) * kGroupKeys<M>;
+  score_panel<M, kVectors>(q, items, k, range.first, range.count, ahead, s.scores);
+  const int keys = int(whole_vectors(range.count));
   for (int64_t i = 0; i < kRows; i += kLanes)
     softmax_columns<M>(s.scores + i, kRows, keys, range.open ? nullptr : s.words + row + i,
                        plan.rows, scale,
                        {part.max + row + i, part.denom + row + i, s.rescale + row + i});
   const int begin = range.first / M::kElements;
   const int end = (range.count + M::kElements - 1) / M::kElements;
-  if constexpr (kUsesTiles<M>)
-    value_panel_in_tiles<kVectors>(s.scores, s.value_tiles, begin, end, plan.v_dim, s.rescale + row,
-                                   out);
-  else
-    value_panel<M, kVectors>((const Item*)s.scores, v, begin, end, plan.v_dim, s.rescale + row,
-                             ahead, out);
+  value_panel<M, kVectors>((const Item*)s.scores, v, begin, end, plan.v_dim, s.rescale + row, ahead,
+                           out);
 }
 
 template <class E, class M>
@@ -215,8 +159,6 @@ void attend_many(const TreeAttentionParams& p, const Plan& plan, const Unit& u, 
   if (!range.open) spread_words(plan, u, s.visible, s.words);
   const ItemRows k = key_rows<M>(p, plan, block, s.key_copies);
   const ItemRows v = value_rows(M(), p, plan, block, s.values);
-  if constexpr (kUsesTiles<M>)
-    make_value_tiles(v, range.first / 2, (range.count + 1) / 2, plan.v_dim, s.value_tiles);
   const int64_t items = ceil_div(p.dim, M::kElements);
   const ScoreScale scale = score_scale(p);
   for_each_panel(u.live_slots * plan.group, [&](int64_t row, int vectors) {
@@ -233,14 +175,14 @@ template <class E, class M>
 void attend_split(const TreeAttentionParams& p, const Plan& plan, const Unit& u, int64_t split,
                   const Scratch& s, const Part& part) {
   const int64_t rows = u.live_slots * plan.group, lanes = whole_vectors(rows);
-  const bool few = few_rows<M>(rows);
-  std::memset(few ? part.out : s.out_panels, 0, (few ? rows : lanes) * plan.v_dim * sizeof(float));
+  const bool panels = uses_panels<M>(rows);
+  std::memset(panels ? s.out_panels : part.out, 0, lanes * plan.v_dim * sizeof(float));
   std::memset(part.denom, 0, lanes * sizeof(float));
   for (int64_t row = 0; row < lanes; ++row) part.max[row] = -kInfinity;
   const int64_t split_begin = u.split_begin + split * u.split_size;
   const int64_t end = min64(u.key_end, split_begin + u.split_size);
   int64_t begin = max64(u.key_begin, split_begin);
-  const int64_t work = block_work<M>(plan, rows, few);
+  const int64_t work = block_work<M>(plan, rows, panels);
   KeyBlock<E> blocks[2];
   if (begin < end) find_keys(p, u, block_of(begin, end, split_begin), &blocks[0]);
   for (int turn = 0; begin < end; turn ^= 1) {
@@ -256,12 +198,14 @@ void attend_split(const TreeAttentionParams& p, const Plan& plan, const Unit& u,
     range.open = range.first == 0 && range.count % kGroupKeys<M> == 0 && begin <= u.prefix &&
                  range.begin >= u.open_begin;
     if (!range.open) find_visible(p, u, range, s.visible);
-    if (few)
-      attend_few<E, M>(p, plan, u, range, block, ahead, s, part);
-    else
+    if constexpr (kUsesTiles<M>)
+      attend_tiles(p, plan, u, range, block, ahead, s, part);
+    else if (panels)
       attend_many<E, M>(p, plan, u, range, block, ahead, s, part);
+    else
+      attend_few<E, M>(p, plan, u, range, block, ahead, s, part);
   }
-  if (!few) read_panels(plan, rows, s.out_panels, part.out);
+  if (panels) read_panels(plan, rows, s.out_panels, part.out);
 }
 
 }  // namespace

@@ -92,14 +92,14 @@ struct Pieces {
 void lay_out(const Plan& plan, Pieces* pieces, Scratch* s) {
   const int64_t panel = kPanelVectors * kLanes;
   s->queries = pieces->take<Item>(plan.rows * plan.items);
-  s->q_panels = pieces->take<Item>(plan.rows * plan.items);
+  s->q_panels = pieces->take<Item>(max64(plan.rows, kTallRows) * plan.items);
   s->out_panels = pieces->take<float>(plan.rows * plan.v_dim);
   s->scores = pieces->take<float>(kBlockKeys * max64(panel, kFewRows));
+  s->score_columns = pieces->take<float>(kHasTiles ? kBlockKeys * kTallRows : 0);
   s->rescale = pieces->take<float>(plan.rows);
-  s->keys = pieces->take<Item>(kWordKeys * plan.items);
+  s->keys = pieces->take<Item>(kBlockKeys * plan.items);
   s->key_copies = pieces->take<Item>(kBlockKeys * spread(plan.items));
   s->values = pieces->take<Item>(kBlockKeys * spread(plan.v_dim));
-  s->value_tiles = pieces->take<Item>(kBlockKeys / 2 * plan.v_dim);
   s->visible = pieces->take<uint64_t>(plan.chunk_slots * kBlockWords);
   s->words = pieces->take<int32_t>(2 * kBlockWords * plan.rows);
   s->parts = pieces->take<float>(2 * plan.part_floats);
@@ -119,7 +119,10 @@ void prepare_queries(const TreeAttentionParams& p, const Plan& plan, const Unit&
                      const Scratch& s) {
   const int64_t rows = u.live_slots * plan.group;
   load_queries<E, M>(p, plan, u, s.queries);
-  if (!few_rows<M>(rows)) make_panels(plan, rows, s.queries, s.q_panels);
+  std::memset(s.queries + rows * plan.items, 0,
+              (whole_vectors(rows) - rows) * plan.items * sizeof(Item));
+  if (kUsesTiles<M> && rows <= kTallRows) pack_queries(plan, rows, s.queries, s.q_panels);
+  if (uses_panels<M>(rows)) make_panels(plan, rows, s.queries, s.q_panels);
 }
 
 template <class E, class M>
