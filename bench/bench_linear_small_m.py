@@ -1,5 +1,6 @@
-"""linear_small_m against torch.nn.functional.linear: every linear layer of SmolLM2-135M in one
-call, each with a weight of its own so that weights come from memory, and the shapes one by one."""
+"""linear_small_m against torch.nn.functional.linear: every linear layer of SmolLM2-135M in a row,
+as a verify forward calls them, each with a weight of its own so that weights come from memory, and
+the shapes one by one."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from bench.harness import Case, Options
+from specdec_kernels.dispatch import quickest
 from specdec_kernels.ops import linear_small_m
 from specdec_kernels.ops.linear_small_m import reference
 
@@ -36,10 +38,14 @@ def make(seed: int, shapes: list[tuple[int, int]], rows: int, dtype: torch.dtype
     return Inputs(weights, {k: torch.randn(rows, k, generator=g).to(dtype) for k in depths})
 
 
-def apply(function: Callable[[Tensor, Tensor], Tensor], inputs: Inputs) -> list[Tensor]:
+def apply(function: Callable[[Tensor, Tensor, None], Tensor], inputs: Inputs) -> list[Tensor]:
     """All layers; of layers of one shape the last result is kept."""
-    results = {w.shape: function(inputs.x[w.shape[1]], w) for w in inputs.weights}
+    results = {w.shape: function(inputs.x[w.shape[1]], w, None) for w in inputs.weights}
     return list(results.values())
+
+
+def ours(inputs: Inputs) -> list[Tensor]:
+    return apply(quickest(linear_small_m) if len(inputs.weights) > 1 else linear_small_m, inputs)
 
 
 def close(got: list[Tensor], expected: list[Tensor]) -> None:
@@ -55,7 +61,7 @@ def case(
     return Case(
         shape=shape,
         make=partial(make, shapes=layers, rows=rows, dtype=dtype),
-        run=partial(apply, linear_small_m),
+        run=ours,
         reference=partial(apply, reference.linear_small_m),
         rivals={"torch_linear": partial(apply, linear)},
         bytes=elements * dtype.itemsize,
