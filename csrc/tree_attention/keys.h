@@ -114,12 +114,13 @@ constexpr int64_t kSquareWork = 15 * kLanes / 4;  // a square of keys transposed
 constexpr int64_t kInterleaveWork = 1;            // a vector of V interleaved
 constexpr int64_t kSoftmaxWork = 150;             // a block of weights, of one row
 
-// Paces an Ahead through one loop; what each turn needs stays in registers.
+// Paces an Ahead through one loop; what each turn needs stays in registers. Units are two vector
+// products or, with tiles, nanoseconds.
 struct Pace {
   Ahead& ahead;
   const int64_t rate;
   int64_t due;
-  SPECDEC_INLINE Pace(Ahead& next, int64_t units)  // of work per turn, each two vector products
+  SPECDEC_INLINE Pace(Ahead& next, int64_t units)  // of work per turn
       : ahead(next), rate(next.rate * units), due(next.due) {}
   SPECDEC_INLINE ~Pace() { ahead.due = due; }
   SPECDEC_INLINE void turn(int64_t times = 1) {

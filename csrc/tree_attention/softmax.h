@@ -1,6 +1,7 @@
-// The online softmax of a block of keys: scores become weights, of one row or of a vector of rows.
+// The online softmax of a block of keys: scores become weights, of one row, of several rows or of a
+// vector of rows.
 //
-// Both add the weights of a row in one order: kLanes sums of every kLanes-th key, then the sums in
+// All add the weights of a row in one order: kLanes sums of every kLanes-th key, then the sums in
 // halves. Keys beyond the block, and hidden ones, weigh exactly 0.
 #pragma once
 
