@@ -35,6 +35,7 @@ struct Plan {
   int64_t group;        // query heads per KV head
   int64_t chunk_slots;  // window slots per task
   int64_t chunks;
+  int64_t units;
   int64_t rows;    // of a chunk, in whole vectors
   int64_t items;   // of a query or key, in whole vectors
   int64_t v_dim;   // in whole vectors
@@ -173,7 +174,7 @@ Plan make_plan(const TreeAttentionParams& p, int elements_per_item) {
     work += keys * (p.dim + p.v_dim) * max64(nodes * p.q_heads, 16 * p.kv_heads);
   }
   plan.num_threads = work < kSerialWork ? 1 : p.num_threads;
-  const int64_t units = p.batch * p.kv_heads * plan.chunks;
+  const int64_t units = plan.units = p.batch * p.kv_heads * plan.chunks;
   const bool uneven = units % plan.num_threads != 0 && units < 8 * plan.num_threads;
   if (p.split_size > 0) {
     plan.splits = max64(1, ceil_div(longest, ceil_div(p.split_size, kWordKeys) * kWordKeys));

@@ -171,9 +171,21 @@ void attend_many(const TreeAttentionParams& p, const Plan& plan, const Unit& u, 
   });
 }
 
+// The first block of a split; false without one.
+template <class E>
+bool find_first(const TreeAttentionParams& p, const Unit& u, int64_t split, KeyBlock<E>* block) {
+  const int64_t split_begin = u.split_begin + split * u.split_size;
+  const int64_t begin = max64(u.key_begin, split_begin);
+  const int64_t end = min64(u.key_end, split_begin + u.split_size);
+  if (u.live_slots == 0 || begin >= end) return false;
+  find_keys(p, u, block_of(begin, end, split_begin), block);
+  return true;
+}
+
+// following: the unit that this thread takes next, if it is to be asked for, or nullptr.
 template <class E, class M>
 void attend_split(const TreeAttentionParams& p, const Plan& plan, const Unit& u, int64_t split,
-                  const Scratch& s, const Part& part) {
+                  const Unit* following, const Scratch& s, const Part& part) {
   const int64_t rows = u.live_slots * plan.group, lanes = whole_vectors(rows);
   const bool panels = uses_panels<M>(rows);
   std::memset(panels ? s.out_panels : part.out, 0, lanes * plan.v_dim * sizeof(float));
@@ -184,7 +196,7 @@ void attend_split(const TreeAttentionParams& p, const Plan& plan, const Unit& u,
   int64_t begin = max64(u.key_begin, split_begin);
   const int64_t work = block_work<M>(plan, rows, panels);
   KeyBlock<E> blocks[2];
-  if (begin < end) find_keys(p, u, block_of(begin, end, split_begin), &blocks[0]);
+  find_first(p, u, split, &blocks[0]);
   for (int turn = 0; begin < end; turn ^= 1) {
     const KeyBlock<E>& block = blocks[turn];
     KeyBlock<E>& next = blocks[turn ^ 1];
@@ -193,6 +205,8 @@ void attend_split(const TreeAttentionParams& p, const Plan& plan, const Unit& u,
     Ahead ahead = {};
     if (begin < end) {
       find_keys(p, u, block_of(begin, end, split_begin), &next);
+      ahead = ahead_of(p, next, work);
+    } else if (following != nullptr && find_first(p, *following, 0, &next)) {
       ahead = ahead_of(p, next, work);
     }
     range.open = range.first == 0 && range.count % kGroupKeys<M> == 0 && begin <= u.prefix &&

@@ -128,13 +128,16 @@ void prepare_queries(const TreeAttentionParams& p, const Plan& plan, const Unit&
 template <class E, class M>
 void run_unit(const TreeAttentionParams& p, const Plan& plan, int64_t index, const Scratch& s) {
   const Unit u = make_unit(p, plan, index);
+  const int64_t next = index + plan.num_threads;  // most likely what this thread takes then
+  const Unit following = make_unit(p, plan, min64(next, plan.units - 1));
+  const Unit* const ask = next < plan.units ? &following : nullptr;
   const Part total = part_at(plan, s.parts);
   if (u.live_slots > 0) {
     prepare_queries<E, M>(p, plan, u, s);
-    attend_split<E, M>(p, plan, u, 0, s, total);
+    attend_split<E, M>(p, plan, u, 0, u.splits == 1 ? ask : nullptr, s, total);
     for (int64_t split = 1; split < u.splits; ++split) {
       const Part part = part_at(plan, s.parts + plan.part_floats);
-      attend_split<E, M>(p, plan, u, split, s, part);
+      attend_split<E, M>(p, plan, u, split, split == u.splits - 1 ? ask : nullptr, s, part);
       merge(plan, u.live_slots * plan.group, total, part);
     }
   }
@@ -150,7 +153,8 @@ void run_split(const TreeAttentionParams& p, const Plan& plan, int64_t index, in
   float* parts = plan.parts + index * plan.splits * plan.part_floats;
   if (u.live_slots > 0) {
     prepare_queries<E, M>(p, plan, u, s);
-    attend_split<E, M>(p, plan, u, split, s, part_at(plan, parts + split * plan.part_floats));
+    attend_split<E, M>(p, plan, u, split, nullptr, s,
+                       part_at(plan, parts + split * plan.part_floats));
   }
   const int32_t done = __atomic_add_fetch(&plan.remaining[index], 1, __ATOMIC_ACQ_REL);
   if (done < u.splits) return;
@@ -169,7 +173,7 @@ template <class E>
 Status run(const TreeAttentionParams& p) {
   typedef typename ItemsOf<E>::type M;
   Plan plan = make_plan(p, M::kElements);
-  const int64_t units = p.batch * p.kv_heads * plan.chunks;
+  const int64_t units = plan.units;
   int64_t tasks = units;
   if (plan.parallel_splits) {
     tasks = units * plan.splits;
