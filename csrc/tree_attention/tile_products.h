@@ -56,8 +56,7 @@ SPECDEC_INLINE void pack_values(const KeyBlock<BFloat16>& block, int64_t column,
 // ---- products
 
 // kRowTiles x kColumnTiles tiles of c = a b, or c += a b, over the items of a, whose rows lie
-// a_bytes apart; panel(s) is where
-// rows s..s+15 of b are.
+// a_bytes apart; panel(s) is where rows s..s+15 of b are.
 template <bool add, int kRowTiles, int kColumnTiles, class Panel>
 SPECDEC_INLINE void multiply_tiles(const Item* a, int64_t a_bytes, const Panel& panel,
                                    int64_t items, float* c, int64_t c_stride, Pace& pace) {
