@@ -1,5 +1,5 @@
-// Tensors of torch 2.10 and newer through DLPack's C interface: a call takes a tenth of what Python
-// methods take, and little of the cache.
+// Tensors of torch 2.10 and newer through DLPack's C interface, which is quicker than Python
+// methods and takes less of the cache.
 #pragma once
 
 #include "tensor.h"

@@ -73,6 +73,10 @@ def test_other_kinds_of_tensors():
         linear_small_m(X.double(), WEIGHT.double())
     with pytest.raises(TypeError, match="expected x as a tensor"):
         linear_small_m("x", WEIGHT)
+    with pytest.raises(TypeError, match="expected weight as a tensor"):
+        linear_small_m(X, [1.0])
+    with pytest.raises(TypeError, match="expected weight as a tensor"):
+        rms_norm(X, [1.0], 1e-5)
     many = X.view(1, 1, 1, 2, 3, 4)
     assert torch.equal(linear_small_m(many, WEIGHT), many)
 

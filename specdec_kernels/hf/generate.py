@@ -177,8 +177,8 @@ class Run:
             self.metrics,
             self.max_positions,
         )
-        linear = self.engine.layers
-        with contextlib.nullcontext() if linear is None else linear.hold():
+        layers = self.engine.layers
+        with contextlib.nullcontext() if layers is None else layers.hold():
             loop.run()
         self._release_held()
         self.engine.metrics.add(self.metrics)

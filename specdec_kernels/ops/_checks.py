@@ -59,8 +59,10 @@ def _letters(shape: str) -> list[str]:
     return letters
 
 
-def wants_grad(*tensors: Tensor | None) -> bool:
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+def wants_grad(*inputs: object) -> bool:
+    return torch.is_grad_enabled() and any(
+        isinstance(t, Tensor) and t.requires_grad for t in inputs
+    )
 
 
 def expect_no_grad(op: str, *tensors: Tensor | None) -> None:
