@@ -29,8 +29,6 @@ class _Local(threading.local):
 
 
 _local = _Local()
-_contexts = 0  # that are open in any thread: without one there is nothing local to look up
-_contexts_lock = threading.Lock()
 
 
 @contextlib.contextmanager
@@ -39,19 +37,11 @@ def use_backend(name: str) -> Iterator[None]:
     if name not in BACKENDS:
         raise ValueError(f"use_backend: expected one of {', '.join(BACKENDS)}, got {name!r}")
     previous = _local.backend
-    _count(1)
     _local.backend = name
     try:
         yield
     finally:
         _local.backend = previous
-        _count(-1)
-
-
-def _count(change: int) -> None:
-    global _contexts
-    with _contexts_lock:
-        _contexts += change
 
 
 def asked_for() -> str:
@@ -134,7 +124,7 @@ def undisturbed(first: Any, backend: str | None) -> bool:
         not torch.compiler.is_dynamo_compiling()
         and native.cpu is not None
         and type(first) is torch.Tensor
-        and (backend or (_contexts and _local.backend) or _FROM_ENVIRONMENT or "cpu") == "cpu"
+        and (backend or asked_for() or "cpu") == "cpu"
         and not is_in_torch_dispatch_mode()
         and not torch.autograd._profiler_enabled()
     )
