@@ -1,6 +1,7 @@
 // Register blocks: some rows of x times some rows of the weight, over a stretch of k.
 #pragma once
 
+#include "common/amx.h"
 #include "linear_small_m/steps.h"
 
 #define SPECDEC_UNROLL _Pragma("GCC unroll 16")
@@ -144,6 +145,10 @@ SPECDEC_INLINE void write_sums(const F32 (&sum)[kRows][kCols], const Target& tar
   }
 }
 
+// Measured: CPUs without tiles (AMD's) want lines in the second cache, which waits for more of them
+// at once than the first.
+constexpr int kLocality = kHasTiles ? 3 : 2;
+
 // One register block over one stretch of k; `stride` elements lead from one of its weight rows to
 // the next. Of row c, the line `ahead[c]` bytes further on is asked for meanwhile: a few requests
 // in every step keep memory busier than many at once.
@@ -158,7 +163,7 @@ __attribute__((noinline)) void block(const typename Steps<T>::Packed* x, const T
   SPECDEC_UNROLL for (int c = 0; c < kCols; ++c) next[c] = (const char*)(w + c * stride) + ahead[c];
   const T* const end = w + k.steps * kStep;
   for (int64_t at = 0; w != end; at += kStep * sizeof(T)) {
-    SPECDEC_UNROLL for (int c = 0; c < kCols; ++c) __builtin_prefetch(next[c] + at, 0, 3);
+    SPECDEC_UNROLL for (int c = 0; c < kCols; ++c) __builtin_prefetch(next[c] + at, 0, kLocality);
     multiply_step(sum, x, w, stride);
     x += kRows * kStep;
     w += kStep;

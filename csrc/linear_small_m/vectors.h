@@ -21,7 +21,8 @@ constexpr int64_t kMaxDepth = 2;
 constexpr int64_t kPanelBytes = 32768;  // of weights and
 constexpr int64_t kGroupBytes = 28672;  // of x that stay in the caches next to the core
 // How far ahead a stream of weights is asked for: more than memory's latency, less than a page.
-constexpr int64_t kAheadBytes = 2048;
+// With few rows of x the hardware prefetchers keep up, and near requests disturb them least.
+constexpr int64_t ahead_bytes(int64_t rows) { return kHasTiles ? 2048 : rows <= 4 ? 1024 : 3072; }
 
 // How one thread goes about up to kMaxRows rows of x. The thread's part of the weight is read as
 // `columns` long streams at once, which the hardware prefetchers reward. A few rows of x are one
@@ -176,14 +177,14 @@ void multiply_streams(const LinearSmallMParams& p, const Plan<T>& plan, const Sc
                       int64_t m0, int64_t n0, int64_t length) {
   const T* weight = static_cast<const T*>(p.weight);
   const int64_t panel_bytes = plan.depth * p.weight_stride * int64_t(sizeof(T));
-  const int64_t ahead_bytes = plan.groups == 1 ? kAheadBytes : panel_bytes;
+  const int64_t ahead = plan.groups == 1 ? ahead_bytes(plan.rows) : panel_bytes;
   for (int64_t at = 0; at < length; at += kRun) {
     const int64_t run = length - at < kRun ? length - at : kRun;
     for (int64_t i = 0; i < run; i += plan.depth)
       multiply_panel<T>(
           p, plan, scratch,
           {weight + (n0 + at + i) * p.weight_stride, length,
-           run - i < plan.depth ? run - i : plan.depth, ahead_bytes, scratch.out + i, kRun});
+           run - i < plan.depth ? run - i : plan.depth, ahead, scratch.out + i, kRun});
     for (int64_t s = 0; s < plan.columns; ++s)
       store_outputs<T>(p, m0, plan.rows, n0 + s * length + at, run, scratch.out + s * kRun,
                        plan.columns * kRun);

@@ -79,10 +79,9 @@ void find_visible(const TreeAttentionParams& p, const Unit& u, const Range& rang
 
 // ---- the next block
 
-// CPUs with tiles have far memory and a large second cache: many lines must be on their way, from
-// several pages, and a block of keys is too much for the first cache.
+// CPUs with tiles have far memory: many lines must be on their way, from several pages. All lines
+// go to the second cache, which can wait for more of them than the first and has room for a block.
 constexpr int kStreams = kHasTiles ? 4 : 1;
-constexpr int kLocality = kHasTiles ? 2 : 3;
 
 // Asks for the K and V rows of the next block, evenly while this one is worked on: a burst of
 // requests would hold up the loads behind it.
@@ -104,7 +103,7 @@ struct Ahead {
       row_end = at + (row < kBlockKeys ? k_bytes : v_bytes);
       ++next;
     }
-    __builtin_prefetch(at, 0, kLocality);
+    __builtin_prefetch(at, 0, 2);
     at += 64;
   }
 };
