@@ -204,19 +204,16 @@ void softmax_columns(float* scores, int64_t stride, int keys, const int32_t* wor
   top[0] = larger(larger(top[0], top[1]), larger(top[2], top[3])) * factor;
   const F32 old_max = load(state.max), max = larger(top[0], old_max);
   const F32 base = finite_base(max), rescale = exp2_nonpositive(old_max - base);
-  F32 sums[kLanes];
-  for (int lane = 0; lane < kLanes; lane += 2) {
-    F32 even_sum = {}, odd_sum = {};
-    for (int key = lane; key < keys; key += kLanes) {
-      float* at = scores + key * stride;
+  F32 sums[kLanes] = {};  // in registers: keys kLanes rows apart would share few sets of the cache
+  for (int key = 0; key < keys; key += kLanes) {
+    _Pragma("GCC unroll 16") for (int lane = 0; lane < kLanes; lane += 2) {
+      float* at = scores + (key + lane) * stride;
       F32 x[] = {load(at), load(at + stride)};
       weigh(M(), x, factor, base);
       store_weights(M(), at, stride, x[0], x[1]);
-      even_sum = even_sum + x[0];
-      odd_sum = odd_sum + x[1];
+      sums[lane] = sums[lane] + x[0];
+      sums[lane + 1] = sums[lane + 1] + x[1];
     }
-    sums[lane] = even_sum;
-    sums[lane + 1] = odd_sum;
   }
   for (int half = kLanes / 2; half > 0; half /= 2)
     for (int lane = 0; lane < half; ++lane) sums[lane] = sums[lane] + sums[lane + half];

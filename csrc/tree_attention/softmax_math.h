@@ -61,7 +61,7 @@ SPECDEC_INLINE float exp2_nonpositive(float x) { return exp2_nonpositive(broadca
 template <int count>
 SPECDEC_INLINE void short_exp2_nonpositive(F32 (&x)[count]) {
   F32 f[count], poly[count];
-#if defined(__AVX512DQ__) && defined(SPECDEC_ISA_amx)
+#if defined(__AVX512DQ__) && defined(SPECDEC_ISA_avx512_bf16)
   constexpr float kFactors[] = {0x1.b7f734p-7f, 0x1.abf868p-5f, 0x1.ee2452p-3f, 0x1.62d6c6p-1f, 1};
   for (int i = 0; i < count; ++i)  // x - floor(x), and 0 for an infinity
     f[i] = (F32)_mm512_maskz_reduce_ps(0xffff, (__m512)x[i], 9);
@@ -76,7 +76,7 @@ SPECDEC_INLINE void short_exp2_nonpositive(F32 (&x)[count]) {
   for (int i = 0; i < count; ++i) poly[i] = broadcast(kFactors[0]);
   for (int term = 1; term < 5; ++term)
     for (int i = 0; i < count; ++i) poly[i] = fma(poly[i], f[i], broadcast(kFactors[term]));
-#if defined(__AVX512DQ__) && defined(SPECDEC_ISA_amx)
+#if defined(__AVX512DQ__) && defined(SPECDEC_ISA_avx512_bf16)
   for (int i = 0; i < count; ++i)
     x[i] = (F32)_mm512_maskz_scalef_ps(0xffff, (__m512)poly[i], (__m512)x[i]);
 #else
