@@ -1,0 +1,193 @@
+"""Several drafters at once: merged into one tree, or asked one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from specdec_kernels.tree import ROOT_PARENT, Decision, DraftTree, SamplingParams
+
+if TYPE_CHECKING:
+    from specdec_kernels.drafting import Drafter
+
+CLASSES = 4  # of confidence, per drafter
+
+
+class Row(NamedTuple):
+    """One row of a combined tree.
+
+    tokens, parents: in slot order. slots: per drafter the slot of each of its own nodes, -1 where
+    a node found no room.
+    """
+
+    tokens: list[int]
+    parents: list[int]
+    slots: dict[str, list[int]]
+
+
+class CombinedDrafter:
+    """Drafters by name, the first preferred.
+
+    merge: True merges what all of them draft for a row into one tree, the surest one's first; False
+        takes the first drafter that has anything for the row.
+    record: told per row and drafter, after each verification, how deep that one had drafted and how
+        many of its tokens were kept; a token that several drafted counts for each.
+    """
+
+    def __init__(
+        self,
+        parts: Mapping[str, Drafter],
+        *,
+        merge: bool,
+        record: Callable[[str, int, int], None] | None = None,
+    ):
+        self.parts = dict(parts)
+        self.merge = merge
+        self.record = record
+        self.hidden_layers = tuple(
+            dict.fromkeys(layer for part in parts.values() for layer in part.hidden_layers)
+        )
+        self._classes: dict[str, list[int]] = {}
+        self._trees: dict[str, DraftTree] = {}
+        self._rows: list[Row] = []
+
+    def begin(self, tokens: Tensor, lens: Tensor, features: Tensor | None) -> None:
+        for part in self.parts.values():
+            part.begin(tokens, lens, features)
+
+    def end(self, tokens: Tensor, lens: Tensor) -> None:
+        for part in self.parts.values():
+            part.end(tokens, lens)
+
+    def confidence(self, tokens: Tensor, lens: Tensor) -> list[int]:
+        """The class of each row's first drafter; every drafter has CLASSES of its own."""
+        self._classes = {name: part.confidence(tokens, lens) for name, part in self.parts.items()}
+        return [self._class(b) for b in range(tokens.shape[0])]
+
+    def propose(
+        self,
+        tokens: Tensor,
+        lens: Tensor,
+        sampling: SamplingParams | None,
+        max_nodes: Sequence[int],
+        max_depth: Sequence[int],
+    ) -> DraftTree:
+        orders = [self._order(b) for b in range(len(max_nodes))]
+        if not self.merge:
+            orders = [order[:1] for order in orders]
+        self._trees, self._rows = {}, []
+        for name, part in self.parts.items():
+            nodes = [
+                most if name in order else min(most, 1)
+                for most, order in zip(max_nodes, orders, strict=True)
+            ]
+            if any(n > 1 for n in nodes):
+                self._trees[name] = part.propose(tokens, lens, sampling, nodes, max_depth)
+        if len(self._trees) == 1:
+            return next(iter(self._trees.values()))
+        roots = tokens.gather(1, (lens.long() - 1)[:, None]).flatten().tolist()
+        lists = {name: nodes_of(tree) for name, tree in self._trees.items()}
+        self._rows = [
+            merge_nodes(root, {name: lists[name][b] for name in order if name in lists}, most)
+            for b, (root, order, most) in enumerate(zip(roots, orders, max_nodes, strict=True))
+        ]
+        return DraftTree.from_lists(
+            [row.tokens for row in self._rows],
+            [row.parents for row in self._rows],
+            device=tokens.device,
+        )
+
+    def commit(self, decision: Decision, features: Tensor | None) -> None:
+        for name, tree in self._trees.items():
+            own = self._own(name, tree, decision) if self._rows else decision
+            if self.record is not None:
+                rows = zip(tree.drafted_depth(), own.num_accepted, decision.num_kept, strict=True)
+                for depth, accepted, kept in rows:
+                    if depth > 0:
+                        self.record(name, depth, min(accepted, kept))
+            self.parts[name].commit(own, features)
+        self._trees = {}
+
+    def _class(self, b: int) -> int:
+        order = self._order(b)
+        if not order:
+            return 0
+        return CLASSES * list(self.parts).index(order[0]) + self._classes[order[0]][b]
+
+    def _order(self, b: int) -> list[str]:
+        """The drafters that have something for row b, those to be drafted from first in front."""
+        able = [name for name in self.parts if self._classes[name][b] > 0]
+        return sorted(able, key=lambda name: -self._classes[name][b]) if self.merge else able
+
+    def _own(self, name: str, tree: DraftTree, decision: Decision) -> Decision:
+        """`decision` in the slots of one drafter's tree, as far down as it had drafted the same."""
+        path, accepted, kept = torch.full_like(tree.parents, -1), [], []
+        for b, row in enumerate(self._rows):
+            own_slots = {slot: own for own, slot in enumerate(row.slots.get(name, [0]))}
+            own: list[int] = []
+            for slot in decision.path[b, : max(decision.num_accepted[b] + 1, 0)].tolist():
+                if slot not in own_slots:
+                    break
+                own.append(own_slots[slot])
+            path[b, : len(own)] = torch.tensor(own, dtype=torch.int32)
+            accepted.append(len(own) - 1)
+            kept.append(min(len(own), decision.num_kept[b]))
+        return Decision(path, accepted, kept)
+
+
+def nodes_of(tree: DraftTree) -> list[list[tuple[int, int]]]:
+    """Per row the tokens and parents of its nodes, the root included."""
+    tokens, parents = tree.draft_token_ids.tolist(), tree.parents.tolist()
+    return [
+        list(zip(tokens[b][:n], parents[b][:n], strict=True))
+        for b, n in enumerate(tree.num_nodes.tolist())
+    ]
+
+
+def merge_nodes(root: int, drafts: Mapping[str, Sequence[tuple[int, int]]], max_nodes: int) -> Row:
+    """Merges trees that share `root` into one of at most max_nodes nodes.
+
+    drafts: (token, parent) of each node in slot order, roots included, the preferred draft first.
+    It gets three quarters of the room, the others share the rest, and what one does not need goes
+    to the others in that order.
+    """
+    if max_nodes < 1:
+        return Row([], [], {})
+    row = Row([root], [ROOT_PARENT], {name: [-1] * len(nodes) for name, nodes in drafts.items()})
+    children: dict[tuple[int, int], int] = {}
+    reserved = min((max_nodes - 1) // 4, 4 * (len(drafts) - 1)) if len(drafts) > 1 else 0
+    share = reserved // max(len(drafts) - 1, 1)
+    for rank, (name, nodes) in enumerate(drafts.items()):
+        limit = max_nodes - reserved if rank == 0 else min(len(row.tokens) + share, max_nodes)
+        _insert(row, children, name, nodes, limit)
+    for name, nodes in drafts.items():
+        _insert(row, children, name, nodes, max_nodes)
+    return row
+
+
+def _insert(
+    row: Row,
+    children: dict[tuple[int, int], int],
+    name: str,
+    nodes: Sequence[tuple[int, int]],
+    limit: int,
+) -> None:
+    slots = row.slots[name]
+    for own, (token, parent) in enumerate(nodes):
+        if own == 0:
+            slots[0] = 0
+            continue
+        above = slots[parent]
+        if slots[own] >= 0 or above < 0:
+            continue
+        slot = children.get((above, token))
+        if slot is None:
+            if len(row.tokens) >= limit:
+                continue
+            slot = children[above, token] = len(row.tokens)
+            row.tokens.append(token)
+            row.parents.append(above)
+        slots[own] = slot
