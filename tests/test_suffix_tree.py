@@ -74,7 +74,7 @@ class Pair:
 
 @given(data=st.data(), max_depth=st.integers(2, 9))
 def test_fuzz_counts_of_several_texts(data, max_depth):
-    """Counts, order of the children, and the longest match, while texts come, grow, close and go."""
+    """Counts, order of children and the longest match, while texts come, grow, close and go."""
     pair = Pair(max_depth, eager=False)
     for _ in range(data.draw(st.integers(1, 10))):
         action = data.draw(st.sampled_from(["open", "extend", "extend", "close", "remove"]))

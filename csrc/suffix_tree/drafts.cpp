@@ -5,6 +5,11 @@
 #include "suffix_tree/suffix_tree.h"
 
 namespace specdec {
+namespace {
+
+constexpr double kRounding = 1e-9;
+
+}  // namespace
 
 bool SuffixTree::goes_on(const Place& place) const {
   if (place.depth == place.end) return !is_leaf(place);
@@ -34,27 +39,35 @@ int SuffixTree::longest_match(const int32_t* context, int64_t length) const {
   return most;
 }
 
-// Grows one draft, by the likeliest node first; a chain takes the likeliest child alone.
+// Grows a draft by the likeliest node first; a chain takes the likeliest child alone.
 class SuffixTree::Growth {
  public:
-  Growth(const SuffixTree& tree, const SuffixDraftOptions& options, int64_t max_tokens)
-      : tree_(tree), options_(options), max_tokens_(max_tokens) {}
+  Growth(const SuffixTree& tree, const SuffixDraftOptions& options)
+      : tree_(tree), options_(options) {}
 
-  SuffixDraft run(const Place& start) {
-    SuffixDraft draft;
-    draft.match_length = start.depth;
+  // Gives up, with a score below `needed`, when more than that cannot come out: all further nodes
+  // are at most as likely as the next one.
+  const SuffixDraft& run(const Place& start, int64_t max_tokens, double needed) {
+    open_.clear();
+    draft_.tokens.clear();
+    draft_.parents.clear();
+    draft_.probs.clear();
+    draft_.score = 0.0;
+    draft_.match_length = start.depth;
     put({1.0, 0, -1, start});
-    while (!open_.empty() && int64_t(draft.tokens.size()) < max_tokens_) {
+    for (int64_t left = max_tokens; !open_.empty() && left > 0;
+         left = max_tokens - int64_t(draft_.tokens.size())) {
+      if (draft_.score + open_.front().prob * double(left) < needed - kRounding) break;
       std::pop_heap(open_.begin(), open_.end(), later);
       const Branch branch = open_.back();
       open_.pop_back();
       if (branch.place.depth < branch.place.end) {
-        add(draft, branch);
+        add(branch);
       } else if (!tree_.is_leaf(branch.place)) {
         put_children(branch);
       }
     }
-    return draft;
+    return draft_;
   }
 
  private:
@@ -75,17 +88,17 @@ class SuffixTree::Growth {
     std::push_heap(open_.begin(), open_.end(), later);
   }
 
-  void add(SuffixDraft& draft, const Branch& branch) {
+  void add(const Branch& branch) {
     const int32_t token = tree_.blocks_.at(branch.place.position)[branch.place.depth];
     if (token == kEnd) return;
-    draft.tokens.push_back(token);
-    draft.parents.push_back(branch.parent);
-    draft.probs.push_back(branch.prob);
-    draft.score += branch.prob;
+    draft_.tokens.push_back(token);
+    draft_.parents.push_back(branch.parent);
+    draft_.probs.push_back(branch.prob);
+    draft_.score += branch.prob;
     const auto& stops = options_.stop_tokens;
     if (std::find(stops.begin(), stops.end(), token) != stops.end()) return;
     Branch below = branch;
-    below.parent = static_cast<int32_t>(draft.tokens.size()) - 1;
+    below.parent = static_cast<int32_t>(draft_.tokens.size()) - 1;
     ++below.place.depth;
     put(below);
   }
@@ -107,7 +120,7 @@ class SuffixTree::Growth {
 
   const SuffixTree& tree_;
   const SuffixDraftOptions& options_;
-  const int64_t max_tokens_;
+  SuffixDraft draft_;
   int64_t rank_ = 0;
   std::vector<Branch> open_;
 };
@@ -127,15 +140,16 @@ SuffixDraft SuffixTree::draft(const int32_t* context, int64_t length,
   int peak = longest;
   while (peak > 1 && bound(peak - 1) > bound(peak)) --peak;
   SuffixDraft best;
+  Growth growth(*this, options);
   for (int above = peak + 1, below = peak; below >= 1 || above <= longest;) {
     const bool up = above <= longest && (below < 1 || bound(above) >= bound(below));
     const int n = up ? above++ : below--;
-    if (double(bound(n)) < best.score) break;
+    if (double(bound(n)) < best.score - kRounding) break;
     Place place = root();
     walk(place, context + length - n, n);
-    SuffixDraft draft = Growth(*this, options, most_tokens(n)).run(place);
+    const SuffixDraft& draft = growth.run(place, most_tokens(n), best.score);
     if (draft.score > best.score || (draft.score == best.score && n > best.match_length))
-      best = std::move(draft);
+      best = draft;
   }
   return best;
 }
