@@ -74,7 +74,8 @@ def add_drafting(parser: argparse.ArgumentParser) -> None:
         "--method",
         choices=METHODS,
         default="ngram",
-        help="ngram (default); suffix: by frequency; none: our loop without drafts; plain: transformers alone",
+        help="ngram (default); suffix: by frequency; none: our loop without drafts; "
+        "plain: transformers alone",
     )
     group.add_argument(
         "--num-speculative-tokens",
