@@ -81,6 +81,11 @@ def best_score(counts, context, max_depth, *, max_tokens, factor, offset, min_pr
     return best
 
 
+def reduced(ngram, max_depth):
+    """What decides on the next token: an n-gram, or its latter half where the tree is cut."""
+    return ngram if len(ngram) < max_depth else ngram[-(max_depth // 2) :]
+
+
 def grow(counts, context, limit, max_depth, min_prob, stop):
     score, drafted = 0.0, 0
     heap = [(-1.0, context)]
@@ -90,7 +95,8 @@ def grow(counts, context, limit, max_depth, min_prob, stop):
         if not first:
             drafted += 1
             score -= prob
-        if len(ngram) < max_depth and (first or ngram[-1] not in stop):
+        if first or ngram[-1] not in stop:
+            ngram = reduced(ngram, max_depth)
             following = continuations(counts, ngram)
             total = sum(following.values())
             for token, count in following.items():

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from suffix_reference import END, AllNgrams, best_score, continuations, longest_match
+from suffix_reference import END, AllNgrams, best_score, continuations, longest_match, reduced
 
 from specdec_kernels import native
 
@@ -140,7 +140,7 @@ def test_fuzz_drafts(parts, max_depth, max_tokens, factor, offset, min_prob, sto
     options = dict(max_tokens=max_tokens, factor=factor, offset=offset, min_prob=min_prob)
     for tree in (True, False):
         draft = pair.tree.draft(ints(context), tree=tree, stop_tokens=stop, **options)
-        check_draft(draft, counts, context, tree, stop, **options)
+        check_draft(draft, counts, context, max_depth, tree, stop, **options)
         again = pair.tree.draft(ints(context), tree=tree, stop_tokens=stop, **options)
         assert again == draft
         if tree and eager:
@@ -149,15 +149,15 @@ def test_fuzz_drafts(parts, max_depth, max_tokens, factor, offset, min_prob, sto
             assert draft[4] == length or draft[3] == 0
 
 
-def check_draft(draft, counts, context, tree, stop, *, max_tokens, factor, offset, min_prob):
+def check_draft(draft, counts, context, depth, tree, stop, *, max_tokens, factor, offset, min_prob):
     """Every node continues its path as often as it says; nothing is beyond a bound."""
     tokens, parents, probs, score, length = draft
     assert len(tokens) <= max(min(max_tokens, int(length * factor + offset + 1e-6)), 0)
     assert score == pytest.approx(sum(probs))
-    paths, path_probs = [], []
+    ngrams, paths, path_probs = [], [], []
     for i, (token, parent, prob) in enumerate(zip(tokens, parents, probs, strict=True)):
         assert parent < i and (tree or parent == i - 1)
-        before = tuple(context[-length:]) if parent < 0 else paths[parent]
+        before = reduced(tuple(context[-length:]) if parent < 0 else ngrams[parent], depth)
         following = continuations(counts, before)
         share = following[token] / sum(following.values())
         expected = share * (1.0 if parent < 0 else path_probs[parent])
@@ -165,7 +165,8 @@ def check_draft(draft, counts, context, tree, stop, *, max_tokens, factor, offse
         assert parent < 0 or tokens[parent] not in stop
         if not tree:
             assert following[token] == max(c for t, c in following.items() if t >= 0)
-        paths.append((*before, token))
+        ngrams.append((*before, token))
+        paths.append((token,) if parent < 0 else (*paths[parent], token))
         path_probs.append(prob)
     assert len(set(paths)) == len(paths)
     assert probs == sorted(probs, reverse=True)

@@ -65,6 +65,8 @@ class SuffixTree::Growth {
         add(branch);
       } else if (!tree_.is_leaf(branch.place)) {
         put_children(branch);
+      } else if (branch.place.depth == tree_.max_depth_) {
+        put_shorter(branch);
       }
     }
     return draft_;
@@ -118,6 +120,14 @@ class SuffixTree::Growth {
     }
   }
 
+  // Where the tree is cut, the later half of the n-gram says what follows.
+  void put_shorter(const Branch& branch) {
+    Branch below{branch.prob, 0, branch.parent, tree_.root()};
+    const int length = tree_.max_depth_ / 2;
+    const int32_t* ngram = tree_.blocks_.at(branch.place.position) + branch.place.depth - length;
+    if (tree_.walk(below.place, ngram, length) && tree_.goes_on(below.place)) put(below);
+  }
+
   const SuffixTree& tree_;
   const SuffixDraftOptions& options_;
   SuffixDraft draft_;
@@ -125,31 +135,23 @@ class SuffixTree::Growth {
   std::vector<Branch> open_;
 };
 
-// A draft's score is at most its number of tokens, and at most how deep it can go, as the
-// probabilities of a level sum up to one. Lengths are tried from the one that could score best,
-// down to where no other can win.
+// A draft's score is at most its number of tokens, and shorter matches allow fewer: from some
+// length down, none can win.
 SuffixDraft SuffixTree::draft(const int32_t* context, int64_t length,
                               const SuffixDraftOptions& options) const {
-  const int longest = longest_match(context, length);
   const auto most_tokens = [&](int n) {
-    const double allowed = std::floor(n * options.factor + options.offset + 1e-6);
-    return std::max<int64_t>(static_cast<int64_t>(std::min(allowed, double(options.max_tokens))),
-                             0);
+    const double allowed = std::floor(n * options.factor + options.offset + kRounding);
+    return static_cast<int64_t>(std::clamp(allowed, 0.0, double(options.max_tokens)));
   };
-  const auto bound = [&](int n) { return std::min<int64_t>(most_tokens(n), max_depth_ - n); };
-  int peak = longest;
-  while (peak > 1 && bound(peak - 1) > bound(peak)) --peak;
   SuffixDraft best;
   Growth growth(*this, options);
-  for (int above = peak + 1, below = peak; below >= 1 || above <= longest;) {
-    const bool up = above <= longest && (below < 1 || bound(above) >= bound(below));
-    const int n = up ? above++ : below--;
-    if (double(bound(n)) < best.score - kRounding) break;
+  for (int n = longest_match(context, length); n >= 1; --n) {
+    const int64_t most = most_tokens(n);
+    if (double(most) < best.score - kRounding) break;
     Place place = root();
     walk(place, context + length - n, n);
-    const SuffixDraft& draft = growth.run(place, most_tokens(n), best.score);
-    if (draft.score > best.score || (draft.score == best.score && n > best.match_length))
-      best = draft;
+    const SuffixDraft& draft = growth.run(place, most, best.score);
+    if (draft.score > best.score) best = draft;
   }
   return best;
 }
