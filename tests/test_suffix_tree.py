@@ -1,5 +1,7 @@
 """The suffix tree against a dictionary of all n-grams."""
 
+import random
+
 import pytest
 import torch
 from hypothesis import given
@@ -170,3 +172,59 @@ def check_draft(draft, counts, context, depth, tree, stop, *, max_tokens, factor
         path_probs.append(prob)
     assert len(set(paths)) == len(paths)
     assert probs == sorted(probs, reverse=True)
+
+
+@pytest.mark.parametrize("max_depth", [3, 63, 64, 65, 130])
+def test_many_continuations_and_deep_trees(max_depth):
+    """Nodes with hundreds of children, which come and go, and n-grams that cross several blocks."""
+    rng = random.Random(max_depth)
+    pair = Pair(max_depth, eager=False)
+    for _ in range(4):
+        pair.open()
+        for i in range(60):
+            pair.extend(pair.live[-1], [0, 1 + rng.randrange(300)] if i % 7 else [0, 0, 5])
+    for text in pair.live[:2]:
+        pair.close(text)
+    for _ in range(4):
+        check_sample(pair, rng)
+        pair.remove_oldest()
+    assert pair.check() == {}
+
+
+def check_sample(pair, rng):
+    """Some of the n-grams, as there are many; all children of the root's most frequent one."""
+    counts = pair.spec.counts()
+    for ngram in [(0,), *rng.sample(sorted(counts), min(len(counts), 150))]:
+        if ngram[-1] == END:
+            continue
+        assert pair.tree.count(ngram) == counts[ngram]
+        if len(ngram) < pair.spec.max_depth:
+            assert dict(pair.tree.continuations(ngram)) == continuations(counts, ngram)
+
+
+def test_what_was_said_last_comes_first_among_equals():
+    pair = Pair(4, eager=True)
+    pair.open()
+    pair.extend(0, [1, 5, 1, 6, 1, 7, 1, 6, 1, 5, 1, 8, 1])
+    assert pair.tree.continuations([1]) == [(5, 2), (6, 2), (8, 1), (7, 1)]
+    pair.extend(0, [6, 1, 5])  # a repetition so far: counted once it parts from the earlier one
+    assert pair.tree.continuations([1])[0] == (6, 3)
+
+
+def test_an_eager_tree_holds_one_text():
+    tree = native.cpu.SuffixTree(4, True)
+    tree.extend(tree.open(), ints([1, 2]))
+    with pytest.raises(RuntimeError, match="an eager tree holds a single text"):
+        tree.open()
+
+
+def test_a_draft_goes_on_where_the_tree_is_cut():
+    text = list(range(100))
+    tree = native.cpu.SuffixTree(8)
+    number = tree.open()
+    tree.extend(number, ints(text))
+    tree.close(number)
+    draft = tree.draft(ints([3, 4, 5]), max_tokens=50, factor=100.0)
+    assert draft == (text[6:56], list(range(-1, 49)), [1.0] * 50, 50.0, 3)
+    assert tree.draft(ints([93, 94, 95]), max_tokens=50, factor=100.0)[0] == text[96:]
+
