@@ -54,6 +54,12 @@ class PythonDict:
             places = [p for p in places if tuple(text[p - n : p]) == ngram]
         return Counter(text[p] for p in places if p < len(text))
 
+    def reduced(self, ngram: tuple[int, ...]) -> tuple[int, ...]:
+        """What decides on the next token: where our tree is cut, the latter half, if it repeats."""
+        if len(ngram) < DEPTH or self.continuations(ngram[:DEPTH]).total() == 1:
+            return ngram
+        return ngram[-(DEPTH // 2) :]
+
     def draft(self, context: list[int]) -> Draft:
         """A chain behind the longest match."""
         for n in range(min(len(context), DEPTH - 1), 0, -1):
@@ -67,20 +73,16 @@ class PythonDict:
         tokens: list[int] = []
         probs: list[float] = []
         while len(tokens) < min(MOST, len(start)):
-            found = self.continuations(latter(ngram))
+            ngram = self.reduced(ngram)
+            found = self.continuations(ngram)
             token, count = max(found.items(), key=lambda item: (item[0] != END, item[1]))
             prob *= count / found.total()
             if token == END or prob < MIN_PROB:
                 break
             tokens.append(token)
             probs.append(prob)
-            ngram = (*latter(ngram), token)
+            ngram = (*ngram, token)
         return Draft(tokens, list(range(-1, len(tokens) - 1)), probs, sum(probs), len(start))
-
-
-def latter(ngram: tuple[int, ...]) -> tuple[int, ...]:
-    """What decides where the tree is cut."""
-    return ngram if len(ngram) < DEPTH else ngram[-(DEPTH // 2) :]
 
 
 def expect_true(draft: Draft, counts: PythonDict, context: list[int]) -> None:
@@ -88,11 +90,12 @@ def expect_true(draft: Draft, counts: PythonDict, context: list[int]) -> None:
     grams: list[tuple[int, ...]] = []
     for i, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
         before = tuple(context[-draft.match_length :]) if parent < 0 else grams[parent]
-        found = counts.continuations(latter(before))
+        before = counts.reduced(before)
+        found = counts.continuations(before)
         above = 1.0 if parent < 0 else draft.probs[parent]
         expected = above * found[token] / found.total()
         assert abs(draft.probs[i] - expected) < 1e-5, (token, draft.probs[i], expected)
-        grams.append((*latter(before), token))
+        grams.append((*before, token))
 
 
 class Arctic:

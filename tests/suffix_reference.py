@@ -53,6 +53,26 @@ class AllNgrams:
                 counts.update(tuple(suffix[:n]) for n in range(1, len(suffix) + 1))
         return counts
 
+    def following(self, counts, ngram):
+        """{token: count} behind a path that `reduced` left as it is."""
+        if len(ngram) < self.max_depth:
+            return continuations(counts, ngram)
+        for tokens, entered in list(zip(self.texts, self.entered, strict=True))[self.first :]:
+            for i in range(entered):
+                end = i + len(ngram)
+                if tuple(tokens[i:end]) == ngram and end < len(tokens):
+                    return {tokens[end]: 1}
+        return {}
+
+    def reduced(self, counts, ngram):
+        """What decides on the next token.
+
+        A path within the tree or whose beginning occurred once, else its latter half.
+        """
+        if len(ngram) < self.max_depth or counts[ngram[: self.max_depth]] == 1:
+            return ngram
+        return ngram[-(self.max_depth // 2) :]
+
 
 def continuations(counts, ngram):
     """{token: count}, the end of a text included."""
@@ -67,26 +87,17 @@ def longest_match(counts, context, max_depth):
     return 0
 
 
-def best_score(counts, context, max_depth, *, max_tokens, factor, offset, min_prob, tree, stop):
-    """The best draft's score and match length, over all lengths; ties go to the longer match.
-
-    Probabilities are shares of counts, so that which of several equal children is taken first
-    changes the score of no tree; chains may differ by it and are compared otherwise.
-    """
+def best_score(spec, counts, context, *, max_tokens, factor, offset, min_prob, stop):
+    """The best tree's score and match length, over all lengths; ties go to the longer match."""
     best = (0.0, 0)
-    for n in range(1, longest_match(counts, context, max_depth) + 1):
+    for n in range(1, longest_match(counts, context, spec.max_depth) + 1):
         limit = max(min(max_tokens, int(n * factor + offset + 1e-6)), 0)
-        score = grow(counts, tuple(context[-n:]), limit, max_depth, min_prob, stop)
+        score = grow(spec, counts, tuple(context[-n:]), limit, min_prob, stop)
         best = max(best, (round(score, 9), n))
     return best
 
 
-def reduced(ngram, max_depth):
-    """What decides on the next token: an n-gram, or its latter half where the tree is cut."""
-    return ngram if len(ngram) < max_depth else ngram[-(max_depth // 2) :]
-
-
-def grow(counts, context, limit, max_depth, min_prob, stop):
+def grow(spec, counts, context, limit, min_prob, stop):
     score, drafted = 0.0, 0
     heap = [(-1.0, context)]
     first = True
@@ -96,8 +107,8 @@ def grow(counts, context, limit, max_depth, min_prob, stop):
             drafted += 1
             score -= prob
         if first or ngram[-1] not in stop:
-            ngram = reduced(ngram, max_depth)
-            following = continuations(counts, ngram)
+            ngram = spec.reduced(counts, ngram)
+            following = spec.following(counts, ngram)
             total = sum(following.values())
             for token, count in following.items():
                 if token != END and -prob * count / total >= min_prob - 1e-12:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from suffix_reference import END, AllNgrams, best_score, continuations, longest_match, reduced
+from suffix_reference import END, AllNgrams, best_score, continuations, longest_match
 
 from specdec_kernels import native
 
@@ -142,16 +142,16 @@ def test_fuzz_drafts(parts, max_depth, max_tokens, factor, offset, min_prob, sto
     options = dict(max_tokens=max_tokens, factor=factor, offset=offset, min_prob=min_prob)
     for tree in (True, False):
         draft = pair.tree.draft(ints(context), tree=tree, stop_tokens=stop, **options)
-        check_draft(draft, counts, context, max_depth, tree, stop, **options)
+        check_draft(draft, pair.spec, counts, context, tree, stop, **options)
         again = pair.tree.draft(ints(context), tree=tree, stop_tokens=stop, **options)
         assert again == draft
         if tree and eager:
-            score, length = best_score(counts, context, max_depth, tree=True, stop=stop, **options)
+            score, length = best_score(pair.spec, counts, context, stop=stop, **options)
             assert draft[3] == pytest.approx(score)
             assert draft[4] == length or draft[3] == 0
 
 
-def check_draft(draft, counts, context, depth, tree, stop, *, max_tokens, factor, offset, min_prob):
+def check_draft(draft, spec, counts, context, tree, stop, *, max_tokens, factor, offset, min_prob):
     """Every node continues its path as often as it says; nothing is beyond a bound."""
     tokens, parents, probs, score, length = draft
     assert len(tokens) <= max(min(max_tokens, int(length * factor + offset + 1e-6)), 0)
@@ -159,8 +159,9 @@ def check_draft(draft, counts, context, depth, tree, stop, *, max_tokens, factor
     ngrams, paths, path_probs = [], [], []
     for i, (token, parent, prob) in enumerate(zip(tokens, parents, probs, strict=True)):
         assert parent < i and (tree or parent == i - 1)
-        before = reduced(tuple(context[-length:]) if parent < 0 else ngrams[parent], depth)
-        following = continuations(counts, before)
+        before = tuple(context[-length:]) if parent < 0 else ngrams[parent]
+        before = spec.reduced(counts, before)
+        following = spec.following(counts, before)
         share = following[token] / sum(following.values())
         expected = share * (1.0 if parent < 0 else path_probs[parent])
         assert prob == pytest.approx(expected) and prob >= min_prob
@@ -227,4 +228,3 @@ def test_a_draft_goes_on_where_the_tree_is_cut():
     draft = tree.draft(ints([3, 4, 5]), max_tokens=50, factor=100.0)
     assert draft == (text[6:56], list(range(-1, 49)), [1.0] * 50, 50.0, 3)
     assert tree.draft(ints([93, 94, 95]), max_tokens=50, factor=100.0)[0] == text[96:]
-

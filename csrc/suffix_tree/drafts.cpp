@@ -66,7 +66,7 @@ class SuffixTree::Growth {
       } else if (!tree_.is_leaf(branch.place)) {
         put_children(branch);
       } else if (branch.place.depth == tree_.max_depth_) {
-        put_shorter(branch);
+        put_further(branch);
       }
     }
     return draft_;
@@ -120,12 +120,22 @@ class SuffixTree::Growth {
     }
   }
 
-  // Where the tree is cut, the later half of the n-gram says what follows.
-  void put_shorter(const Branch& branch) {
-    Branch below{branch.prob, 0, branch.parent, tree_.root()};
-    const int length = tree_.max_depth_ / 2;
-    const int32_t* ngram = tree_.blocks_.at(branch.place.position) + branch.place.depth - length;
-    if (tree_.walk(below.place, ngram, length) && tree_.goes_on(below.place)) put(below);
+  // Where the tree is cut: an n-gram that occurred once goes on as its text does; of others the
+  // latter half says what follows.
+  void put_further(const Branch& branch) {
+    Branch below = branch;
+    Place& place = below.place;
+    const int length = tree_.max_depth_ / 2, skipped = tree_.max_depth_ - length;
+    if (place.count == 1) {
+      place.position = tree_.blocks_.forward(place.position, skipped);
+      place.depth = length;
+      place.end = tree_.readable(place.position);
+      if (place.end > length) put(below);
+    } else {
+      const int32_t* ngram = tree_.blocks_.at(place.position) + skipped;
+      place = tree_.root();
+      if (tree_.walk(place, ngram, length) && tree_.goes_on(place)) put(below);
+    }
   }
 
   const SuffixTree& tree_;

@@ -77,8 +77,8 @@ class SuffixTree {
   // be missed whose own suffixes did not enter yet, at the end of a text that is open.
   int longest_match(const int32_t* context, int64_t length) const;
   // The draft with the best score among those of all match lengths, of the longer match if equal.
-  // It may be deeper than the tree: behind max_depth tokens, what followed the latter half of them
-  // counts.
+  // It may be deeper than the tree: behind an n-gram of max_depth tokens comes what followed in the
+  // text, if it occurred once, else what followed the latter half of it.
   SuffixDraft draft(const int32_t* context, int64_t length,
                     const SuffixDraftOptions& options) const;
 

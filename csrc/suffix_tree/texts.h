@@ -35,6 +35,13 @@ class TokenBlocks {
     const uint32_t block = blocks_[position >> shift_].next;
     return block == kNoBlock ? kNoBlock : begin_of(block);
   }
+  // The position `count` further, at most one block.
+  uint32_t forward(uint32_t position, uint32_t count) const {
+    const uint32_t offset = (position & mask_) + count;
+    if (offset <= mask_) return position + count;
+    const uint32_t block = blocks_[position >> shift_].next;
+    return begin_of(block) + (offset & mask_);
+  }
   const int32_t* at(uint32_t position) const {
     return tokens_.data() + uint64_t(position >> shift_) * stride_ + (position & mask_);
   }
