@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.bench_ngram_index import copied, free, twice
+from bench.bench_ngram_index import copied, free
 from bench.harness import Case, Options
 from bench.suffix_rivals import (
     DEPTH,
@@ -52,7 +52,7 @@ def words(rng: random.Random, count: int) -> list[int]:
 TEXTS: dict[str, Text] = {
     "words": words,
     "copied passages": copied,
-    "a document twice": twice,
+    "a document twice": lambda rng, count: free(rng, CACHED // 2) * (2 * count // CACHED + 1),
     "random": free,
     "two tokens at random": lambda rng, count: free(rng, count, 2),
 }
@@ -80,7 +80,8 @@ class Inputs:
 
 
 def make(seed: int, *, text: Text) -> Inputs:
-    tokens = torch.tensor(text(random.Random(seed), 2 * CACHED + ROOM + TEXT), dtype=torch.int32)
+    count = 2 * CACHED + ROOM + TEXT
+    tokens = torch.tensor(text(random.Random(seed), count)[:count], dtype=torch.int32)
     pieces = list(tokens[: 2 * CACHED].split(TEXT))
     half = CACHED // TEXT
     starts = range(0, CACHED - DEPTH, CACHED // CONTEXTS)

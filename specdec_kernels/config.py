@@ -25,7 +25,12 @@ LEAST = {
     "suffix_decoding_max_cached_tokens": 1,
 }
 MAY_BE_NONE = ("num_speculative_tokens", "prompt_lookup_matches")
-DEEPEST_TREE, MOST_CACHED_TOKENS = 1024, 1 << 29  # what the compiled suffix tree holds
+# What the compiled suffix tree can hold.
+MOST = {
+    "suffix_decoding_max_tree_depth": 1024,
+    "suffix_decoding_max_cached_requests": 1 << 20,
+    "suffix_decoding_max_cached_tokens": 1 << 28,
+}
 
 Seed = int | tuple[int | None, ...] | None
 
@@ -125,10 +130,7 @@ class SpeculativeConfig:
             )
 
     def _expect_suffix_settings(self) -> None:
-        for name, most in (
-            ("suffix_decoding_max_tree_depth", DEEPEST_TREE),
-            ("suffix_decoding_max_cached_tokens", MOST_CACHED_TOKENS),
-        ):
+        for name, most in MOST.items():
             if getattr(self, name) > most:
                 raise ValueError(f"{name}: expected at most {most}, got {getattr(self, name)}")
         factor = self.suffix_decoding_max_spec_factor

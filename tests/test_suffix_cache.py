@@ -10,6 +10,7 @@ import torch
 from specdec_kernels import native
 from specdec_kernels.drafting import SuffixCache, SuffixDrafter
 from specdec_kernels.drafting.suffix import cut
+from specdec_kernels.drafting.suffix_cache import little_endian
 
 pytestmark = pytest.mark.skipif(native.cpu is None, reason=str(native.cpu_error))
 VOCAB = 1000
@@ -263,6 +264,12 @@ def test_a_file_brings_everything_back(tmp_path):
     assert stored(other) == []
 
 
+def test_bytes_are_swapped_on_machines_of_the_other_order(monkeypatch):
+    monkeypatch.setattr("specdec_kernels.drafting.suffix_cache.sys.byteorder", "big")
+    assert little_endian("i", struct.pack("<2i", 1, -2)) == struct.pack(">2i", 1, -2)
+    assert little_endian("q", struct.pack("<q", 300)) == struct.pack(">q", 300)
+
+
 def test_a_row_under_way_survives_a_load(tmp_path):
     """What it generates afterwards is not kept: its text left with the old contents."""
     cache = filled()
@@ -328,7 +335,7 @@ def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
 
 
 def test_errors():
-    with pytest.raises(ValueError, match="expected max_requests of at least 1"):
+    with pytest.raises(ValueError, match="expected max_requests from 1 to 1048576"):
         make(max_requests=0)
     with pytest.raises(ValueError, match="expected max_tokens from 1 to"):
         make(max_tokens=0)

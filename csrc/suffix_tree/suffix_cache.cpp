@@ -7,8 +7,8 @@
 namespace specdec {
 namespace {
 
-constexpr int64_t kCompared = 64;  // tokens
-constexpr int64_t kMostTokens = int64_t(1) << 29;
+constexpr int64_t kCompared = 64;                                  // tokens
+constexpr int64_t kMostRequests = 1 << 20, kMostTokens = 1 << 28;  // positions take 31 bits
 
 using Lock = std::lock_guard<std::mutex>;
 
@@ -19,8 +19,9 @@ SuffixCache::SuffixCache(int max_depth, int64_t max_requests, int64_t max_tokens
       max_requests_(max_requests),
       max_tokens_(max_tokens),
       tree_(std::make_unique<SuffixTree>(max_depth)) {
-  if (max_requests < 1)
-    throw std::invalid_argument("SuffixCache: expected max_requests of at least 1");
+  if (max_requests < 1 || max_requests > kMostRequests)
+    throw std::invalid_argument("SuffixCache: expected max_requests from 1 to " +
+                                std::to_string(kMostRequests));
   if (max_tokens < 1 || max_tokens > kMostTokens)
     throw std::invalid_argument("SuffixCache: expected max_tokens from 1 to " +
                                 std::to_string(kMostTokens));
@@ -114,7 +115,7 @@ void SuffixCache::load(const int32_t* tokens, int64_t count, const int64_t* leng
 SuffixBatch::SuffixBatch(int64_t batch, int max_depth, std::shared_ptr<SuffixCache> cache)
     : max_depth_(max_depth), cache_(std::move(cache)) {
   if (batch < 0) throw std::invalid_argument("SuffixBatch: expected batch of at least 0");
-  SuffixTree check(max_depth);
+  check_suffix_depth(max_depth);
   rows_.resize(batch);
 }
 

@@ -11,12 +11,16 @@ constexpr uint32_t kRoot = 0;
 
 }  // namespace
 
-SuffixTree::SuffixTree(int max_depth, bool eager)
-    : max_depth_(max_depth), eager_(eager), blocks_(std::clamp(max_depth, 2, kMaxSuffixDepth)) {
+int check_suffix_depth(int max_depth) {
   if (max_depth < 2 || max_depth > kMaxSuffixDepth)
     throw std::invalid_argument("SuffixTree: expected max_depth from 2 to " +
                                 std::to_string(kMaxSuffixDepth) + ", got " +
                                 std::to_string(max_depth));
+  return max_depth;
+}
+
+SuffixTree::SuffixTree(int max_depth, bool eager)
+    : max_depth_(check_suffix_depth(max_depth)), eager_(eager), blocks_(max_depth) {
   nodes_.add(1);
   nodes_[kRoot] = {0, 0, lists_.make()};
 }

@@ -11,6 +11,7 @@
 namespace specdec {
 
 constexpr int kMaxSuffixDepth = 1024;
+int check_suffix_depth(int max_depth);  // returns it, or throws std::invalid_argument
 
 // What bounds a draft, in arctic-inference's and vLLM's terms: at most max_tokens nodes and at most
 // factor * match length + offset; nothing below min_prob is drafted, nor anything behind a stop

@@ -57,7 +57,7 @@ class SuffixCache:
         """Writes all outputs to a file, which is replaced as a whole or not at all."""
         tokens, lengths = self.native.texts()
         body = HEADER.pack(MAGIC, VERSION, self.vocab_size, len(lengths) // 8, len(tokens) // 4)
-        body += _little_endian("q", lengths) + _little_endian("i", tokens)
+        body += little_endian("q", lengths) + little_endian("i", tokens)
         path = Path(path)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
@@ -100,8 +100,8 @@ def _read(path: Path, vocab_size: int) -> tuple[bytes, bytes]:
     expect(whole, "contents that agree with the checksum", "others")
     expect(vocab == vocab_size, f"a vocabulary of {vocab_size}", vocab)
     split = HEADER.size + 8 * num_texts
-    lengths = _little_endian("q", data[HEADER.size : split])
-    tokens = _little_endian("i", data[split:-DIGEST_SIZE])
+    lengths = little_endian("q", data[HEADER.size : split])
+    tokens = little_endian("i", data[split:-DIGEST_SIZE])
     sizes, ids = array("q", lengths), array("i", tokens)
     known = min(sizes, default=0) >= 0 and sum(sizes) == num_tokens
     expect(known, f"lengths that add up to {num_tokens}", sum(sizes))
@@ -110,7 +110,7 @@ def _read(path: Path, vocab_size: int) -> tuple[bytes, bytes]:
     return tokens, lengths
 
 
-def _little_endian(kind: str, values: bytes) -> bytes:
+def little_endian(kind: str, values: bytes) -> bytes:
     """From or to this machine's order of bytes."""
     if sys.byteorder == "little":
         return values

@@ -130,6 +130,18 @@ def test_exact_joint_of_one_seed_used_again_and_again(model, rows):
             assert metrics.num_accepted_tokens > 40
 
 
+def test_the_text_of_torchs_generator(model, rows):
+    """rng="torch": what unpatched generate draws with the same seed."""
+    inputs, options = batch(rows[:1]), dict(do_sample=True, temperature=0.7, top_k=0)
+    torch.manual_seed(11)
+    expected = new_tokens(model, inputs, **options)
+    with accelerated(model, method="suffix", rng="torch", num_speculative_tokens=8) as metrics:
+        for _ in range(2):
+            torch.manual_seed(11)
+            assert new_tokens(model, inputs, **options) == expected
+        assert metrics.num_accepted_tokens > 20
+
+
 @pytest.mark.parametrize("rule", ["token", "recursive", "block", "typical"])
 def test_rules_that_a_cache_would_bias_are_refused(model, rows, rule):
     with pytest.raises(ValueError, match=f"rule: expected auto or coupled .* got '{rule}'"):
