@@ -10,9 +10,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-METHODS = ("ngram", "none")
+METHODS = ("ngram", "suffix", "none")
 LINEAR_MODES = ("auto", "invariant", "off")
 RNGS = ("philox", "torch")
+
+LEAST = {
+    "num_speculative_tokens": 1,
+    "max_speculative_tokens": 1,
+    "prompt_lookup_min": 1,
+    "prompt_lookup_max": 1,
+    "prompt_lookup_matches": 1,
+    "suffix_decoding_max_tree_depth": 2,
+    "suffix_decoding_max_cached_requests": 0,
+    "suffix_decoding_max_cached_tokens": 1,
+}
+MAY_BE_NONE = ("num_speculative_tokens", "prompt_lookup_matches")
+# What the compiled suffix tree can hold.
+MOST = {
+    "suffix_decoding_max_tree_depth": 1024,
+    "suffix_decoding_max_cached_requests": 1 << 20,
+    "suffix_decoding_max_cached_tokens": 1 << 28,
+}
 
 Seed = int | tuple[int | None, ...] | None
 
@@ -21,12 +39,21 @@ Seed = int | tuple[int | None, ...] | None
 class SpeculativeConfig:
     """Settings of speculative decoding.
 
-    method: "ngram" (prompt lookup), or "none" (the same loop without drafts).
+    method: "ngram" (prompt lookup), "suffix" (by counts of what followed before, in the text and in
+        what earlier calls generated), or "none" (the same loop without drafts).
     num_speculative_tokens: drafted tokens per step; None adapts every step, down to zero.
     max_speculative_tokens: the most that the adaptive choice may draft.
     prompt_lookup_min, prompt_lookup_max: shortest and longest n-gram that counts as a match.
     prompt_lookup_matches: how many different continuations are merged into the draft tree; 1 drafts
         chains. None: 3, and 1 under linear="invariant", whose promise is one for chains.
+    suffix_decoding_max_tree_depth: longest n-gram that is counted: a match and its draft together.
+    suffix_decoding_max_cached_requests: how many outputs of earlier calls are kept, the oldest
+        leaving first; 0 keeps none. With any, sampling takes the rule "coupled", and no other.
+    suffix_decoding_max_cached_tokens: how many tokens those may have together; about 50 bytes each.
+    suffix_decoding_max_spec_factor: drafted tokens per token of the match, at most.
+    suffix_decoding_min_token_prob: nothing is drafted that followed more rarely.
+    suffix_decoding_tree: draft trees (True) or chains (False). None: trees, and chains under
+        linear="invariant". Rule "block" always gets chains.
     seed: row seeds for sampling, one int (row i gets seed + i) or one per row, None among them for
         rows without; these, and all rows when seed is None, take theirs from torch's generator.
     rng: "philox" draws by row seeds. "torch" draws as plain `generate` does, a `torch.multinomial`
@@ -54,6 +81,12 @@ class SpeculativeConfig:
     prompt_lookup_min: int = 1
     prompt_lookup_max: int = 16
     prompt_lookup_matches: int | None = None
+    suffix_decoding_max_tree_depth: int = 24
+    suffix_decoding_max_cached_requests: int = 10_000
+    suffix_decoding_max_cached_tokens: int = 4_000_000
+    suffix_decoding_max_spec_factor: float = 1.0
+    suffix_decoding_min_token_prob: float = 0.1
+    suffix_decoding_tree: bool | None = None
     seed: Seed = None
     rng: str = "philox"
     rule: str = "auto"
@@ -68,27 +101,18 @@ class SpeculativeConfig:
         _expect_choice("linear", self.linear, LINEAR_MODES)
         _expect_choice("rng", self.rng, RNGS)
         _expect_choice("rule", self.rule, RULES)
-        for name in (
-            "num_speculative_tokens",
-            "max_speculative_tokens",
-            "prompt_lookup_min",
-            "prompt_lookup_max",
-            "prompt_lookup_matches",
-        ):
+        for name, least in LEAST.items():
             value = getattr(self, name)
-            if value is None and name in ("num_speculative_tokens", "prompt_lookup_matches"):
-                continue
-            if isinstance(value, bool) or not hasattr(value, "__index__"):
-                raise TypeError(f"{name}: expected an integer, got {value!r}")
-            if operator.index(value) < 1:
-                raise ValueError(f"{name}: expected at least 1, got {value}")
+            if value is not None or name not in MAY_BE_NONE:
+                _expect_integer(name, value, least)
         if self.prompt_lookup_min > self.prompt_lookup_max:
             raise ValueError(
                 "prompt_lookup_min: expected at most prompt_lookup_max "
                 f"({self.prompt_lookup_max}), got {self.prompt_lookup_min}"
             )
-        for name in ("posterior_threshold", "posterior_alpha"):
+        for name in ("posterior_threshold", "posterior_alpha", "suffix_decoding_min_token_prob"):
             _expect_share(name, getattr(self, name))
+        self._expect_suffix_settings()
         object.__setattr__(self, "seed", normal_seed(self.seed))
         if self.rng == "torch":
             self._expect_nothing_against_torch()
@@ -104,6 +128,42 @@ class SpeculativeConfig:
                 f"seed: expected none with rng='torch', got {self.seed!r}: "
                 "torch.manual_seed governs it"
             )
+
+    def _expect_suffix_settings(self) -> None:
+        for name, most in MOST.items():
+            if getattr(self, name) > most:
+                raise ValueError(f"{name}: expected at most {most}, got {getattr(self, name)}")
+        factor = self.suffix_decoding_max_spec_factor
+        if isinstance(factor, bool) or not isinstance(factor, (int, float)):
+            raise TypeError(f"suffix_decoding_max_spec_factor: expected a number, got {factor!r}")
+        if not 0.0 <= factor < math.inf:
+            raise ValueError(
+                f"suffix_decoding_max_spec_factor: expected a number of at least 0, got {factor}"
+            )
+        if self.suffix_decoding_tree not in (None, True, False):
+            raise TypeError(
+                "suffix_decoding_tree: expected True, False or None, "
+                f"got {self.suffix_decoding_tree!r}"
+            )
+        if self.keeps_outputs and self.rule not in ("auto", "coupled"):
+            raise ValueError(
+                "rule: expected auto or coupled with a cache of earlier outputs, "
+                f"got {self.rule!r}: text drawn with the same seed would decide what is drafted; "
+                "suffix_decoding_max_cached_requests=0 keeps no outputs"
+            )
+
+    @property
+    def keeps_outputs(self) -> bool:
+        """Whether drafts may come from what earlier calls generated."""
+        return self.method == "suffix" and self.suffix_decoding_max_cached_requests > 0
+
+    @property
+    def suffix_trees(self) -> bool:
+        """Whether suffix drafts branch; `block` and the invariant forward want chains."""
+        if self.rule == "block":
+            return False
+        default = self.linear != "invariant"
+        return default if self.suffix_decoding_tree is None else self.suffix_decoding_tree
 
     @property
     def matches_in_draft(self) -> int:
@@ -162,6 +222,13 @@ def normal_seed(seed: Any) -> Seed:
     if several:
         return tuple(None if s is None else operator.index(s) for s in seed)
     return None if seed is None else operator.index(seed)
+
+
+def _expect_integer(name: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name}: expected an integer, got {value!r}")
+    if operator.index(value) < least:
+        raise ValueError(f"{name}: expected at least {least}, got {value}")
 
 
 def _expect_share(name: str, value: Any) -> None:

@@ -65,6 +65,9 @@ class SampledDrafter:
     def commit(self, decision, features):
         pass
 
+    def end(self, tokens, lens):
+        pass
+
 
 def run(target, drafter, verifier, first_token=1):
     """NEW tokens of BATCH rows behind a prompt of one token, as codes; and the metrics."""

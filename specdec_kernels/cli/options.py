@@ -12,7 +12,7 @@ import torch
 from specdec_kernels.cli.console import CliError
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp16": torch.float16}
-METHODS = ("ngram", "none", "plain")
+METHODS = ("ngram", "suffix", "none", "plain")
 
 
 def whole(low: int, high: int | None = None) -> Callable[[str], int]:
@@ -74,7 +74,8 @@ def add_drafting(parser: argparse.ArgumentParser) -> None:
         "--method",
         choices=METHODS,
         default="ngram",
-        help="ngram (default); none: our loop without drafts; plain: transformers alone",
+        help="ngram (default); suffix: by frequency; none: our loop without drafts; "
+        "plain: transformers alone",
     )
     group.add_argument(
         "--num-speculative-tokens",

@@ -40,6 +40,7 @@ class Loop:
         self.drafter.begin(self.rows.tokens, self.rows.lens, None)
         while not all(self.rows.done):
             self.step()
+        self.drafter.end(self.rows.tokens, self.rows.lens)
 
     def step(self) -> None:
         """Drafts, verifies and commits once; every unfinished row emits at least one token."""

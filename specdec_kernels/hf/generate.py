@@ -171,7 +171,7 @@ class Run:
             self._forward,
             self.kv,
             self.rows,
-            make_drafter(settings, self.rows.eos_token_ids),
+            make_drafter(settings, self.rows.eos_token_ids, self.engine.suffix_cache),
             self.verifier,
             controller,
             self.metrics,

@@ -1,4 +1,4 @@
-"""patch, unpatch, patched, metrics: attaches our loop to a model's `generate`.
+"""patch, unpatch, patched, metrics, suffix_cache: attaches our loop to a model's `generate`.
 
 generate() looks its decoding methods up on the class, so GenerationMixin's are wrapped once, while
 any model is patched; a weak table says which models are ours. Nothing is stored on a model.
@@ -22,6 +22,7 @@ from transformers.generation.utils import GenerationMixin
 from specdec_kernels.config import SpeculativeConfig
 from specdec_kernels.decoding.controller import AcceptanceModel, CostModel
 from specdec_kernels.dispatch import asked_for
+from specdec_kernels.drafting import SuffixCache, make_suffix_cache
 from specdec_kernels.hf.attention import Flip, UnsupportedModelError, Window
 from specdec_kernels.hf.invariant import Survey
 from specdec_kernels.hf.layers import LayerFlip
@@ -42,6 +43,8 @@ class Engine:
         self.metrics = Metrics()
         self.costs = CostModel()
         self.acceptance = AcceptanceModel()
+        vocab = getattr(model.config.get_text_config(), "vocab_size", 0)
+        self.suffix_cache = make_suffix_cache(config, vocab)
         self.unsupported = support(model).reason
         self.proven = False
         self.warned: set[str] = set()
@@ -130,8 +133,10 @@ def patch(
         options: single settings, which win over `config`.
 
     Raises:
-        ValueError, TypeError: for an unknown option or a value out of range; the model is then as
-            it was. A model that cannot be accelerated is not an error: it warns and runs plain.
+        ValueError, TypeError: for an unknown option or a value out of range.
+        ImportError: for method "suffix" without the compiled kernels.
+        The model is then as it was. One that cannot be accelerated is not an error: it warns and
+        runs plain.
     """
     settings = SpeculativeConfig.make(config, **options)
     target = _target(model)
@@ -172,12 +177,30 @@ def patched(
 
 def metrics(model: Any) -> Metrics:
     """The counts of a patched model since it was patched or the metrics were reset."""
+    return _engine("metrics", model).metrics
+
+
+def suffix_cache(model: Any) -> SuffixCache:
+    """The outputs that a model patched with method "suffix" keeps for drafts of later calls.
+
+    It offers len(), clear(), save(path) and load(path), and is empty after each `patch`.
+    """
+    cache = _engine("suffix_cache", model).suffix_cache
+    if cache is None:
+        raise ValueError(
+            "suffix_cache: expected a model patched with method 'suffix' and "
+            "suffix_decoding_max_cached_requests of at least 1"
+        )
+    return cache
+
+
+def _engine(caller: str, model: Any) -> Engine:
     engine = _engines.get(_target(model))
     if engine is None:
         raise ValueError(
-            "metrics: expected a patched model; call specdec_kernels.patch(model) first"
+            f"{caller}: expected a patched model; call specdec_kernels.patch(model) first"
         )
-    return engine.metrics
+    return engine
 
 
 def _target(model: Any) -> PreTrainedModel:

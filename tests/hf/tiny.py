@@ -198,7 +198,7 @@ class Scripted:
         self.plan = plan
         self.sizes = []  # per step, the drafted depth of each row
 
-    def __call__(self, config, eos_token_ids):  # stands in for make_drafter
+    def __call__(self, config, eos_token_ids, suffix_cache):  # stands in for make_drafter
         return self
 
     def begin(self, tokens, lens, features):
@@ -232,6 +232,9 @@ class Scripted:
         return tree
 
     def commit(self, acceptance, features):
+        pass
+
+    def end(self, tokens, lens):
         pass
 
 
