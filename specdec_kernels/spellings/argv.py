@@ -16,10 +16,7 @@ def words(args: str | Iterable[str], who: str) -> list[str]:
             return shlex.split(args.replace("\\\n", " "))
         except ValueError as error:
             raise ValueError(f"{who}: expected a command line, got {args!r}: {error}") from None
-    try:
-        found = list(args)
-    except TypeError:
-        found = [args]
+    found: list[Any] = list(args) if isinstance(args, Iterable) else [args]
     for word in found:
         if not isinstance(word, str):
             raise TypeError(

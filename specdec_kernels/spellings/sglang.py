@@ -165,7 +165,7 @@ def _given(args: Any) -> dict[str, Any]:
 
 
 def _claims(flag: str) -> bool:
-    return flag.startswith(("--spec", "--no-spec"))
+    return flag.startswith(("--spec-", "--specu", "--no-spec"))
 
 
 def _take_model(reading: Reading, algorithm: str, values: dict[str, Any]) -> None:
