@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import operator
@@ -136,14 +137,14 @@ class SpeculativeConfig:
             )
         fields = cls._fields()
         settings = vllm.read_plain(base, options, fields).resolve(fields, METHODS)
-        given = settings.keys()
-        if "prompt_lookup_max" in given and "prompt_lookup_min" not in given:
-            low = min(settings["prompt_lookup_max"], cls.prompt_lookup_min)
-            settings["prompt_lookup_min"] = low
-        if "prompt_lookup_min" in given and "prompt_lookup_max" not in given:
-            settings["prompt_lookup_max"] = max(
-                settings["prompt_lookup_min"], cls.prompt_lookup_max
-            )
+        given = frozenset(settings)
+        with contextlib.suppress(TypeError):  # a wrong type gets its message from the constructor
+            if "prompt_lookup_max" in given and "prompt_lookup_min" not in given:
+                low = min(settings["prompt_lookup_max"], cls.prompt_lookup_min)
+                settings["prompt_lookup_min"] = low
+            if "prompt_lookup_min" in given and "prompt_lookup_max" not in given:
+                high = max(settings["prompt_lookup_min"], cls.prompt_lookup_max)
+                settings["prompt_lookup_max"] = high
         return cls(**settings)
 
     @classmethod

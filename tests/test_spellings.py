@@ -251,6 +251,7 @@ LOUD = [
      {"num_speculative_tokens": None, "max_speculative_tokens": 7}, "adapts every step, up to 7"),
     (from_sglang, flags(algorithm="NGRAM", eagle_topk=4, num_steps=2),
      {"num_speculative_tokens": 11, "draft_tree_topk": "absent"}, "NGRAM does not use it"),
+    (from_sglang, flags(algorithm="NGRAM", draft_model_path="x"), {"model": "absent"}, "path='x'"),
     (from_sglang, flags(algorithm="EAGLE", draft_model_path="h", num_steps=5, eagle_topk=4,
                         num_draft_tokens=8),
      {"num_speculative_tokens": 7, "draft_tree_topk": 4}, "num-steps=5"),

@@ -8,6 +8,8 @@ import types
 import warnings
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from specdec_kernels import SpeculativeConfig, config
 from specdec_kernels.spellings import llama_cpp, sglang, vllm
@@ -22,10 +24,10 @@ SGLANG = {"speculative_algorithm": "NGRAM"}
 
 
 @pytest.fixture(autouse=True)
-def today(monkeypatch):
+def today():
     """The methods that every version has: what the others need is missing."""
-    monkeypatch.setattr(config, "METHODS", ("ngram", "none"))
-    with warnings.catch_warnings():
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        patch.setattr(config, "METHODS", ("ngram", "none"))
         warnings.simplefilter("error")
         yield
 
@@ -120,6 +122,27 @@ ERRORS = [
 def test_errors(read, given, error, message):
     with pytest.raises(error, match=message):
         read(given)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from(["ngram", "1", "x"]),
+    lambda values: st.lists(values, max_size=3),
+    max_leaves=4,
+)
+
+
+@pytest.mark.parametrize("read, module", [(from_vllm, vllm), (make, vllm), (from_sglang, sglang)])
+@given(data=st.data())
+def test_fuzz_any_value_gives_a_config_or_a_clear_error(read, module, data):
+    some = data.draw(st.dictionaries(st.sampled_from(sorted(module.KEYS)), VALUES, max_size=4))
+    some = {"method": "ngram", "--speculative-algorithm": "NGRAM"} | some
+    del some["method" if module is sglang else "--speculative-algorithm"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            assert isinstance(read(some), SpeculativeConfig)
+        except (TypeError, ValueError) as error:
+            assert re.match(r"[\w-]+: ", str(error)), error
 
 
 def test_ways_to_write_sglang_options():

@@ -215,8 +215,8 @@ def _take(reading: Reading, kind: str, values: dict[str, Any]) -> None:
     chosen = TYPES[kind]
     reading.settings["method"] = chosen.method
     if kind.startswith("draft-"):
-        repository, path = values.pop(REPOSITORY, None), values.pop(MODEL, None)
-        model = repository or path  # with a repository, the path names a file in it
+        path = values.pop(MODEL, None)
+        model = values.pop(REPOSITORY, path)  # with a repository, the path names a file in it
         if model is None and kind in NEEDS_MODEL:
             raise ValueError(f"{WHO}: expected {MODEL} with {TYPE} {kind}, got none")
         if model is not None:

@@ -54,7 +54,7 @@ def number(value: Any) -> float:
         raise TypeError("a number")
     try:
         return float(value)
-    except ValueError:
+    except (ValueError, OverflowError):
         raise ValueError("a number") from None
 
 

@@ -169,13 +169,14 @@ def _claims(flag: str) -> bool:
 
 
 def _take_model(reading: Reading, algorithm: str, values: dict[str, Any]) -> None:
-    method, model = METHODS[algorithm], values.pop(MODEL, None)
+    method = METHODS[algorithm]
+    model = values.pop(MODEL, None) if algorithm != "NGRAM" else None
     if model is None and algorithm in NEEDS_MODEL:
         raise ValueError(f"{WHO}: expected {MODEL} with {algorithm}, got none")
     if model is None and algorithm == "EAGLE":
         method = "mtp"
     reading.settings["method"] = method
-    if model is not None and algorithm != "NGRAM":
+    if model is not None:
         reading.settings["model"] = model
 
 
