@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import difflib
 import math
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from specdec_kernels.spellings import Reading, llama_cpp, sglang, vllm
 
 METHODS = ("ngram", "suffix", "none")
 LINEAR_MODES = ("auto", "invariant", "off")
@@ -177,35 +179,68 @@ class SpeculativeConfig:
     def make(
         cls, config: SpeculativeConfig | Mapping[str, Any] | None = None, **options: Any
     ) -> SpeculativeConfig:
-        """From a config, a dictionary or keywords; keywords win. Unknown keys raise ValueError."""
+        """From a config, a dictionary or keywords; keywords win. Unknown keys raise ValueError.
+
+        Dictionaries and keywords may have any key of vLLM's --speculative-config; what is not given
+        has the defaults of this class, not vLLM's (see `from_vllm`).
+        """
         if config is None:
-            settings: dict[str, Any] = {}
+            base: Mapping[str, Any] = {}
         elif isinstance(config, SpeculativeConfig):
-            settings = dataclasses.asdict(config)
+            base = {name: getattr(config, name) for name in cls._fields()}
         elif isinstance(config, Mapping):
-            settings = dict(config)
+            base = config
         else:
             raise TypeError(
                 "patch: expected config as a dict or SpeculativeConfig, "
                 f"got {type(config).__name__}"
             )
-        settings.update(options)
-        known = [f.name for f in dataclasses.fields(cls)]
-        for key in settings:
-            if key not in known:
-                near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.0)[0]
-                raise ValueError(
-                    f"patch: unknown option {key!r}; the nearest known one is {near!r}"
-                )
-        given = settings.keys()
-        if "prompt_lookup_max" in given and "prompt_lookup_min" not in given:
-            low = min(settings["prompt_lookup_max"], cls.prompt_lookup_min)
-            settings["prompt_lookup_min"] = low
-        if "prompt_lookup_min" in given and "prompt_lookup_max" not in given:
-            settings["prompt_lookup_max"] = max(
-                settings["prompt_lookup_min"], cls.prompt_lookup_max
-            )
+        fields = cls._fields()
+        settings = vllm.read_plain(base, options, fields).resolve(fields, METHODS)
+        given = frozenset(settings)
+        with contextlib.suppress(TypeError):  # a wrong type gets its message from the constructor
+            if "prompt_lookup_max" in given and "prompt_lookup_min" not in given:
+                low = min(settings["prompt_lookup_max"], cls.prompt_lookup_min)
+                settings["prompt_lookup_min"] = low
+            if "prompt_lookup_min" in given and "prompt_lookup_max" not in given:
+                high = max(settings["prompt_lookup_min"], cls.prompt_lookup_max)
+                settings["prompt_lookup_max"] = high
         return cls(**settings)
+
+    @classmethod
+    def from_vllm(cls, config: str | Mapping[str, Any]) -> SpeculativeConfig:
+        """From vLLM's --speculative-config, JSON text or a dictionary, with vLLM's defaults.
+
+        Options that cannot change what is generated are named in one warning unless they have
+        vLLM's default. Raises ValueError for unknown keys, for what would change the output, and
+        for methods and options that this version does not have.
+        """
+        return cls._of(vllm.read(config, cls._fields()))
+
+    @classmethod
+    def from_sglang(
+        cls, args: str | Sequence[str] | Mapping[str, Any] | object
+    ) -> SpeculativeConfig:
+        """From SGLang's --speculative options: words of a command line, a shell string, or server
+        arguments as a dictionary or object. Other options of the server are skipped; warnings and
+        errors as in `from_vllm`.
+        """
+        return cls._of(sglang.read(args))
+
+    @classmethod
+    def from_llama_cpp(cls, args: str | Sequence[str]) -> SpeculativeConfig:
+        """From llama.cpp's --spec options: words of a command line or a shell string. Other options
+        are skipped; warnings and errors as in `from_vllm`.
+        """
+        return cls._of(llama_cpp.read(args))
+
+    @classmethod
+    def _of(cls, reading: Reading) -> SpeculativeConfig:
+        return cls(**reading.resolve(cls._fields(), METHODS))
+
+    @classmethod
+    def _fields(cls) -> tuple[str, ...]:
+        return tuple(f.name for f in dataclasses.fields(cls))
 
 
 def normal_seed(seed: Any) -> Seed:

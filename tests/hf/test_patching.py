@@ -101,6 +101,16 @@ def test_every_way_to_give_settings():
             assert is_patched(model)
 
 
+def test_vllm_options_without_effect_are_named_where_patch_is_called():
+    model, given = fresh("llama"), {"method": "ngram", "moe_backend": "x", "enforce_eager": None}
+    with pytest.warns(UserWarning, match="no effect here: moe_backend='x'") as caught:
+        sdk.patch(model, given)
+        with sdk.patched(model, given):
+            pass
+    assert [w.filename for w in caught] == [__file__, __file__]
+    sdk.unpatch(model)
+
+
 BAD = [
     (dict(method="eagel"), ValueError, "method: expected one of .*ngram.*, got 'eagel'"),
     (dict(num_speculative_tokens=0), ValueError, "num_speculative_tokens: expected at least 1"),
