@@ -14,7 +14,8 @@ from specdec_kernels import ops
 from specdec_kernels.config import SpeculativeConfig
 
 if TYPE_CHECKING:
-    from specdec_kernels.hf import metrics, patch, patched, support, unpatch
+    from specdec_kernels.hf.patch import metrics, patch, patched, unpatch
+    from specdec_kernels.hf.support import support
 
 __version__ = "0.1.0"
 __all__ = ["SpeculativeConfig", "metrics", "ops", "patch", "patched", "support", "unpatch"]
