@@ -7,10 +7,11 @@ import difflib
 import math
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-METHODS = ("ngram", "none")
+METHODS = ("ngram", "draft_model", "none")
+DRAFT_SAMPLE_METHODS = ("greedy", "probabilistic")
 LINEAR_MODES = ("auto", "invariant", "off")
 RNGS = ("philox", "torch")
 
@@ -21,7 +22,8 @@ Seed = int | tuple[int | None, ...] | None
 class SpeculativeConfig:
     """Settings of speculative decoding.
 
-    method: "ngram" (prompt lookup), or "none" (the same loop without drafts).
+    method: "ngram" (prompt lookup), "draft_model" (a smaller model with the same tokenizer), or
+        "none" (the same loop without drafts). Without one, `model` means "draft_model".
     num_speculative_tokens: drafted tokens per step; None adapts every step, down to zero.
     max_speculative_tokens: the most that the adaptive choice may draft.
     prompt_lookup_min, prompt_lookup_max: shortest and longest n-gram that counts as a match.
@@ -46,6 +48,15 @@ class SpeculativeConfig:
         mixtures of experts most of the gain, as experts and routers compute row by row where their
         weights are not [out, in]. Layers that cannot be helped (quantised, hooked) are named in a
         warning: the promise is off then.
+    model: the draft model: a folder, a Hub id (loaded in the target's dtype), or a loaded
+        transformers model.
+    draft_sample_method: drafts for sampled text: "greedy" takes the draft model's best token,
+        "probabilistic" draws from its distribution at the row's temperature; under rule "coupled"
+        with the target's own noise.
+    draft_tree_topk: children per token of draft trees; 1 drafts chains. num_speculative_tokens then
+        counts the tokens of the whole tree.
+    draft_min_tokens: drafts of fewer levels are not used (llama.cpp's draft-n-min).
+    draft_p_min: a draft ends before a token whose probability is lower (draft-p-min).
     """
 
     method: str = "ngram"
@@ -60,6 +71,11 @@ class SpeculativeConfig:
     posterior_threshold: float = 0.09
     posterior_alpha: float = 0.3
     linear: str = "auto"
+    model: Any = field(default=None, repr=False)
+    draft_sample_method: str = "greedy"
+    draft_tree_topk: int = 1
+    draft_min_tokens: int = 0
+    draft_p_min: float = 0.0
 
     def __post_init__(self) -> None:
         from specdec_kernels.ops.rejection_sample import RULES
@@ -68,30 +84,35 @@ class SpeculativeConfig:
         _expect_choice("linear", self.linear, LINEAR_MODES)
         _expect_choice("rng", self.rng, RNGS)
         _expect_choice("rule", self.rule, RULES)
+        _expect_choice("draft_sample_method", self.draft_sample_method, DRAFT_SAMPLE_METHODS)
         for name in (
             "num_speculative_tokens",
             "max_speculative_tokens",
             "prompt_lookup_min",
             "prompt_lookup_max",
             "prompt_lookup_matches",
+            "draft_tree_topk",
+            "draft_min_tokens",
         ):
             value = getattr(self, name)
             if value is None and name in ("num_speculative_tokens", "prompt_lookup_matches"):
                 continue
             if isinstance(value, bool) or not hasattr(value, "__index__"):
                 raise TypeError(f"{name}: expected an integer, got {value!r}")
-            if operator.index(value) < 1:
-                raise ValueError(f"{name}: expected at least 1, got {value}")
+            least = 0 if name == "draft_min_tokens" else 1
+            if operator.index(value) < least:
+                raise ValueError(f"{name}: expected at least {least}, got {value}")
         if self.prompt_lookup_min > self.prompt_lookup_max:
             raise ValueError(
                 "prompt_lookup_min: expected at most prompt_lookup_max "
                 f"({self.prompt_lookup_max}), got {self.prompt_lookup_min}"
             )
-        for name in ("posterior_threshold", "posterior_alpha"):
+        for name in ("posterior_threshold", "posterior_alpha", "draft_p_min"):
             _expect_share(name, getattr(self, name))
         object.__setattr__(self, "seed", normal_seed(self.seed))
         if self.rng == "torch":
             self._expect_nothing_against_torch()
+        self._expect_a_draft_model_that_fits()
 
     def _expect_nothing_against_torch(self) -> None:
         if self.rule not in ("auto", "coupled"):
@@ -103,6 +124,21 @@ class SpeculativeConfig:
             raise ValueError(
                 f"seed: expected none with rng='torch', got {self.seed!r}: "
                 "torch.manual_seed governs it"
+            )
+
+    def _expect_a_draft_model_that_fits(self) -> None:
+        if (self.model is None) == (self.method == "draft_model"):
+            got = "None" if self.model is None else f"one with method {self.method!r}"
+            raise ValueError(f"model: expected a draft model for method 'draft_model', got {got}")
+        cut = self.draft_tree_topk > 1 or self.draft_p_min > 0
+        if self.draft_sample_method == "probabilistic" and cut:
+            raise ValueError(
+                "draft_sample_method: expected greedy with draft_tree_topk above 1 or draft_p_min "
+                "above 0, which choose drafts by their probability, got 'probabilistic'"
+            )
+        if self.rule == "block" and self.draft_tree_topk > 1:
+            raise ValueError(
+                f"draft_tree_topk: expected 1 with rule 'block', got {self.draft_tree_topk}"
             )
 
     @property
@@ -121,7 +157,7 @@ class SpeculativeConfig:
         if config is None:
             settings: dict[str, Any] = {}
         elif isinstance(config, SpeculativeConfig):
-            settings = dataclasses.asdict(config)
+            settings = {f.name: getattr(config, f.name) for f in dataclasses.fields(cls)}
         elif isinstance(config, Mapping):
             settings = dict(config)
         else:
@@ -138,6 +174,8 @@ class SpeculativeConfig:
                     f"patch: unknown option {key!r}; the nearest known one is {near!r}"
                 )
         given = settings.keys()
+        if settings.get("model") is not None:
+            settings.setdefault("method", "draft_model")
         if "prompt_lookup_max" in given and "prompt_lookup_min" not in given:
             low = min(settings["prompt_lookup_max"], cls.prompt_lookup_min)
             settings["prompt_lookup_min"] = low

@@ -8,11 +8,19 @@ from typing import Protocol
 from torch import Tensor
 
 from specdec_kernels.config import SpeculativeConfig
+from specdec_kernels.drafting.draft_model import DraftModel, DraftModelDrafter
 from specdec_kernels.drafting.ngram import NgramDrafter
 from specdec_kernels.drafting.none import NoDrafter
 from specdec_kernels.tree import Decision, DraftTree, SamplingParams
 
-__all__ = ["Drafter", "NgramDrafter", "NoDrafter", "make_drafter"]
+__all__ = [
+    "DraftModel",
+    "DraftModelDrafter",
+    "Drafter",
+    "NgramDrafter",
+    "NoDrafter",
+    "make_drafter",
+]
 
 
 class Drafter(Protocol):
@@ -47,10 +55,25 @@ class Drafter(Protocol):
         """What became of the last proposal."""
 
 
-def make_drafter(config: SpeculativeConfig, eos_token_ids: frozenset[int]) -> Drafter:
-    """The drafter of one run; rule `block` gets chains."""
+def make_drafter(
+    config: SpeculativeConfig, eos_token_ids: frozenset[int], model: DraftModel | None = None
+) -> Drafter:
+    """The drafter of one run; rule `block` gets chains.
+
+    model: drafts under method "draft_model".
+    """
     if config.method == "none":
         return NoDrafter()
+    if model is not None:
+        return DraftModelDrafter(
+            model,
+            rule=config.rule,
+            probabilistic=config.draft_sample_method == "probabilistic",
+            topk=config.draft_tree_topk,
+            min_tokens=config.draft_min_tokens,
+            p_min=config.draft_p_min,
+            eos_token_ids=eos_token_ids,
+        )
     return NgramDrafter(
         min_n=config.prompt_lookup_min,
         max_n=config.prompt_lookup_max,

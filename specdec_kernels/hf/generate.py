@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from specdec_kernels.decoding.rows import Rows
 from specdec_kernels.decoding.verify import Verifier, WalkVerifier
 from specdec_kernels.drafting import make_drafter
 from specdec_kernels.hf.attention import UnsupportedModelError
+from specdec_kernels.hf.draft import DraftRun
 from specdec_kernels.hf.model import CachedModel, max_positions
 from specdec_kernels.hf.processors import of_unknown_state
 from specdec_kernels.hf.seeds import generator_state
@@ -99,8 +101,9 @@ class Run:
         self.verifier = self._verifier(processors)
         assert engine.runner is not None
         slots = max(self.rows.prompt_lens) + self.rows.max_new_tokens + 1
-        device = input_ids.device
-        self.target = CachedModel(model, engine.runner, len(self.rows), slots, device, engine.warn)
+        size = len(self.rows), slots, input_ids.device, engine.warn
+        self.target = CachedModel(model, engine.runner, *size)
+        self.draft = None if engine.draft is None else DraftRun(engine.draft, *size)
 
     def _rows(self, criteria: StoppingCriteriaList) -> Rows:
         batch, width = self.input_ids.shape
@@ -159,18 +162,23 @@ class Run:
             self.engine.acceptance,
             fixed=settings.num_speculative_tokens,
             largest=settings.max_speculative_tokens,
+            smallest=max(settings.draft_min_tokens, 1),
+            draft_cost=None if self.draft is None else self.draft.cost,
         )
         loop = Loop(
             self._forward,
             self.target.kv,
             self.rows,
-            make_drafter(settings, self.rows.eos_token_ids),
+            make_drafter(settings, self.rows.eos_token_ids, self.draft),
             self.verifier,
             controller,
             self.metrics,
             max_positions(self.model),
         )
-        with self.target.runner.hold():
+        with contextlib.ExitStack() as stack:
+            for model in (self.target, self.draft):
+                if model is not None:
+                    stack.enter_context(model.runner.hold())
             loop.run()
         self._release_held()
         self.engine.metrics.add(self.metrics)

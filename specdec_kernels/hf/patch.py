@@ -21,6 +21,7 @@ from transformers.generation.utils import GenerationMixin
 from specdec_kernels.config import SpeculativeConfig
 from specdec_kernels.decoding.controller import AcceptanceModel, CostModel
 from specdec_kernels.hf.attention import UnsupportedModelError
+from specdec_kernels.hf.draft import Draft, load_draft
 from specdec_kernels.hf.model import Runner
 from specdec_kernels.hf.penalties import with_penalties
 from specdec_kernels.hf.support import support, unwrap
@@ -42,6 +43,9 @@ class Engine:
         self.proven = False
         self.warned: set[str] = set()
         self.runner = None if self.unsupported else Runner(model, config.linear)
+        self.draft: Draft | None = None
+        if config.method == "draft_model" and not self.unsupported:
+            self.draft = load_draft(config.model, model, config.linear)
 
     def warn_plain(self, reason: str) -> None:
         """Says once per reason that a call runs plain."""
@@ -68,7 +72,7 @@ _lock = threading.RLock()
 
 
 def patch(
-    model: Any, config: SpeculativeConfig | Mapping[str, Any] | None = None, **options: Any
+    model: Any, /, config: SpeculativeConfig | Mapping[str, Any] | None = None, **options: Any
 ) -> Any:
     """Makes `model.generate` draft and verify; returns the model. Patching again replaces settings.
 
@@ -78,8 +82,9 @@ def patch(
         options: single settings, which win over `config`.
 
     Raises:
-        ValueError, TypeError: for an unknown option or a value out of range; the model is then as
-            it was. A model that cannot be accelerated is not an error: it warns and runs plain.
+        ValueError, TypeError: for an unknown option, a value out of range or a draft model that
+            does not fit; the model is then as it was. A model that cannot be accelerated is not an
+            error: it warns and runs plain.
     """
     settings = SpeculativeConfig.make(config, **options)
     target = _target(model)
@@ -102,7 +107,7 @@ def unpatch(model: Any) -> Any:
 
 @contextlib.contextmanager
 def patched(
-    model: Any, config: SpeculativeConfig | Mapping[str, Any] | None = None, **options: Any
+    model: Any, /, config: SpeculativeConfig | Mapping[str, Any] | None = None, **options: Any
 ) -> Iterator[Any]:
     """`patch` for the time of a with block; afterwards the model is as it was before."""
     target = _target(model)
