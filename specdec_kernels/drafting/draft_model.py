@@ -9,6 +9,7 @@ Source: Leviathan et al., "Fast Inference from Transformers via Speculative Deco
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Sequence
 from typing import Protocol
@@ -119,7 +120,7 @@ class DraftModelDrafter:
     def _room(self, length: int) -> int:
         """Tokens that can be drafted behind a text; the model never reads the last one."""
         limit = self.model.max_positions
-        return length if limit is None else max(limit - length + 1, 0)
+        return sys.maxsize if limit is None else max(limit - length + 1, 0)
 
     def _catch_up(self, tokens: Tensor, lengths: list[int], depths: list[int]) -> Tensor:
         """Reads what the drafting rows have not read; logits [B, V] behind their last tokens."""

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from specdec_kernels.cache import RaggedKV
 from specdec_kernels.ops.build_tree import build_tree
@@ -75,42 +76,42 @@ class BestFirst:
         drafting = self.max_depth[:, 0] > 0
         self.scores, self.token_ids = self._children(logits, drafting)
         self.parents = torch.full_like(self.token_ids, -1, dtype=torch.int32)
-        for level in range(1, int(self.max_depth.max()) + 1):
-            tree = self._tree(roots, self.max_nodes * drafting)
-            assert tree.depth is not None
-            leaves = (tree.depth == level) & (self.max_depth > level)
-            leaves &= ~torch.isin(tree.draft_token_ids, self.ends)
+        self.levels = torch.ones_like(self.parents[:1])
+        for level in range(1, int(self.max_depth.max())):
+            # The last level is not read: there may be no position for it.
+            scores = self.scores.masked_fill(self.levels >= self.max_depth, -torch.inf)
+            tree = self._tree(roots, scores, self.max_nodes * drafting)
+            leaves = (tree.depth == level) & ~torch.isin(tree.draft_token_ids, self.ends)
             if not bool(leaves.any()):
                 break
             window = tree
-            self._expand(read(self.model, window), leaves)
-        assert tree.depth is not None
-        short = tree.depth.amax(1) < self.min_depth
-        most = torch.where(short, self.max_nodes.clamp(max=1), self.max_nodes)
-        return self._tree(roots, most), window
+            self._expand(read(self.model, window), scores, leaves)
+        tree = self._tree(roots, self.scores, self.max_nodes)
+        short = torch.tensor(tree.drafted_depth(), device=roots.device) < self.min_depth
+        if bool(short.any()):
+            most = torch.where(short, self.max_nodes.clamp(max=1), self.max_nodes)
+            tree = self._tree(roots, self.scores, most)
+        return tree, window
 
-    def _tree(self, roots: Tensor, max_nodes: Tensor) -> DraftTree:
+    def _tree(self, roots: Tensor, scores: Tensor, max_nodes: Tensor) -> DraftTree:
         return build_tree(
-            roots,
-            self.token_ids,
-            self.scores,
-            self.parents,
-            max_nodes=max_nodes,
-            width=self.width,
+            roots, self.token_ids, scores, self.parents, max_nodes=max_nodes, width=self.width
         )
 
-    def _expand(self, logits: Tensor, leaves: Tensor) -> None:
-        """Adds the children of the slots `leaves`, bool [B, T]."""
+    def _expand(self, logits: Tensor, scores: Tensor, leaves: Tensor) -> None:
+        """Adds the children of the slots `leaves`, bool [B, T], of the tree that `scores` gave."""
         # The candidate in slot 1 is the best one, and so on: the order of build_tree.
-        order = self.scores.sort(dim=1, descending=True, stable=True).indices[:, : self.width - 1]
-        order = torch.nn.functional.pad(order, (0, self.width - 1 - order.shape[1]))
-        above = torch.nn.functional.pad(self.scores.gather(1, order), (1, 0))
+        order = scores.sort(dim=1, descending=True, stable=True).indices[:, : self.width - 1]
+        order = pad(order, (0, self.width - 1 - order.shape[1]))
+        above = pad(scores.gather(1, order), (1, 0))
         logprobs, token_ids = self._children(logits.flatten(0, 1), leaves.flatten())
-        scores = above[..., None] + logprobs.view(*leaves.shape, -1)
-        parents = torch.nn.functional.pad(order, (1, 0), value=-1).int()
-        self.scores = torch.cat([self.scores, scores.flatten(1)], 1)
-        self.token_ids = torch.cat([self.token_ids, token_ids.view(len(leaves), -1)], 1)
-        self.parents = torch.cat([self.parents, parents.repeat_interleave(self.topk, 1)], 1)
+        below = (above[..., None] + logprobs.view(*leaves.shape, -1)).flatten(1)
+        parents = pad(order, (1, 0), value=-1).int().repeat_interleave(self.topk, 1)
+        self.scores = torch.cat([self.scores, below], 1)
+        self.token_ids = torch.cat([self.token_ids, token_ids.view(below.shape)], 1)
+        self.parents = torch.cat([self.parents, parents], 1)
+        level = self.levels.amax() + 1
+        self.levels = torch.cat([self.levels, level.expand(1, below.shape[1])], 1)
 
     def _children(self, logits: Tensor, grows: Tensor) -> tuple[Tensor, Tensor]:
         """Log probabilities and ids [N, k] of the best tokens; -infinity is none."""
