@@ -14,7 +14,8 @@ from specdec_kernels import ops
 from specdec_kernels.config import SpeculativeConfig
 
 if TYPE_CHECKING:
-    from specdec_kernels.hf import metrics, patch, patched, suffix_cache, support, unpatch
+    from specdec_kernels.hf.patch import metrics, patch, patched, suffix_cache, unpatch
+    from specdec_kernels.hf.support import support
 
 __version__ = "0.1.0"
 __all__ = [

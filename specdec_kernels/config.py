@@ -4,37 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
-import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from specdec_kernels.config_checks import METHODS, Seed, check, methods_of, normal_seed
 from specdec_kernels.spellings import Reading, llama_cpp, sglang, vllm
-
-METHODS = ("ngram", "suffix", "none")
-LINEAR_MODES = ("auto", "invariant", "off")
-RNGS = ("philox", "torch")
-
-LEAST = {
-    "num_speculative_tokens": 1,
-    "max_speculative_tokens": 1,
-    "prompt_lookup_min": 1,
-    "prompt_lookup_max": 1,
-    "prompt_lookup_matches": 1,
-    "suffix_decoding_max_tree_depth": 2,
-    "suffix_decoding_max_cached_requests": 0,
-    "suffix_decoding_max_cached_tokens": 1,
-}
-MAY_BE_NONE = ("num_speculative_tokens", "prompt_lookup_matches")
-# What the compiled suffix tree can hold.
-MOST = {
-    "suffix_decoding_max_tree_depth": 1024,
-    "suffix_decoding_max_cached_requests": 1 << 20,
-    "suffix_decoding_max_cached_tokens": 1 << 28,
-}
-
-Seed = int | tuple[int | None, ...] | None
 
 
 @dataclass(frozen=True)
@@ -42,7 +17,10 @@ class SpeculativeConfig:
     """Settings of speculative decoding.
 
     method: "ngram" (prompt lookup), "suffix" (by counts of what followed before, in the text and in
-        what earlier calls generated), or "none" (the same loop without drafts).
+        what earlier calls generated), "draft_model" (a smaller model with the same tokenizer), or
+        "none" (the same loop without drafts). Without one, `model` means "draft_model". Several are
+        combined: "suffix+draft_model" merges all drafts for a row into one tree,
+        "ngram,draft_model" takes the first that has any.
     num_speculative_tokens: drafted tokens per step; None adapts every step, down to zero.
     max_speculative_tokens: the most that the adaptive choice may draft.
     prompt_lookup_min, prompt_lookup_max: shortest and longest n-gram that counts as a match.
@@ -75,6 +53,15 @@ class SpeculativeConfig:
         mixtures of experts most of the gain, as experts and routers compute row by row where their
         weights are not [out, in]. Layers that cannot be helped (quantised, hooked) are named in a
         warning: the promise is off then.
+    model: the draft model: a folder, a Hub id (loaded in the target's dtype), or a loaded
+        transformers model.
+    draft_sample_method: drafts for sampled text: "greedy" takes the draft model's best token,
+        "probabilistic" draws from its distribution at the row's temperature; under rule "coupled"
+        with the target's own noise.
+    draft_tree_topk: children per token of draft trees; 1 drafts chains. num_speculative_tokens then
+        counts the tokens of the whole tree.
+    draft_min_tokens: drafts of fewer levels are not used (llama.cpp's draft-n-min).
+    draft_p_min: a draft ends before a token whose probability is lower (draft-p-min).
     """
 
     method: str = "ngram"
@@ -95,69 +82,35 @@ class SpeculativeConfig:
     posterior_threshold: float = 0.09
     posterior_alpha: float = 0.3
     linear: str = "auto"
+    model: Any = field(default=None, repr=False)
+    draft_sample_method: str = "greedy"
+    draft_tree_topk: int = 1
+    draft_min_tokens: int = 0
+    draft_p_min: float = 0.0
 
     def __post_init__(self) -> None:
-        from specdec_kernels.ops.rejection_sample import RULES
-
-        _expect_choice("method", self.method, METHODS)
-        _expect_choice("linear", self.linear, LINEAR_MODES)
-        _expect_choice("rng", self.rng, RNGS)
-        _expect_choice("rule", self.rule, RULES)
-        for name, least in LEAST.items():
-            value = getattr(self, name)
-            if value is not None or name not in MAY_BE_NONE:
-                _expect_integer(name, value, least)
-        if self.prompt_lookup_min > self.prompt_lookup_max:
-            raise ValueError(
-                "prompt_lookup_min: expected at most prompt_lookup_max "
-                f"({self.prompt_lookup_max}), got {self.prompt_lookup_min}"
-            )
-        for name in ("posterior_threshold", "posterior_alpha", "suffix_decoding_min_token_prob"):
-            _expect_share(name, getattr(self, name))
-        self._expect_suffix_settings()
         object.__setattr__(self, "seed", normal_seed(self.seed))
-        if self.rng == "torch":
-            self._expect_nothing_against_torch()
+        check(self)
 
-    def _expect_nothing_against_torch(self) -> None:
-        if self.rule not in ("auto", "coupled"):
-            raise ValueError(
-                f"rule: expected auto or coupled with rng='torch', got {self.rule!r}: "
-                "the other rules draw random numbers of their own"
-            )
-        if self.seed is not None:
-            raise ValueError(
-                f"seed: expected none with rng='torch', got {self.seed!r}: "
-                "torch.manual_seed governs it"
-            )
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The single methods, the first preferred."""
+        return methods_of(self.method)
 
-    def _expect_suffix_settings(self) -> None:
-        for name, most in MOST.items():
-            if getattr(self, name) > most:
-                raise ValueError(f"{name}: expected at most {most}, got {getattr(self, name)}")
-        factor = self.suffix_decoding_max_spec_factor
-        if isinstance(factor, bool) or not isinstance(factor, (int, float)):
-            raise TypeError(f"suffix_decoding_max_spec_factor: expected a number, got {factor!r}")
-        if not 0.0 <= factor < math.inf:
-            raise ValueError(
-                f"suffix_decoding_max_spec_factor: expected a number of at least 0, got {factor}"
-            )
-        if self.suffix_decoding_tree not in (None, True, False):
-            raise TypeError(
-                "suffix_decoding_tree: expected True, False or None, "
-                f"got {self.suffix_decoding_tree!r}"
-            )
-        if self.keeps_outputs and self.rule not in ("auto", "coupled"):
-            raise ValueError(
-                "rule: expected auto or coupled with a cache of earlier outputs, "
-                f"got {self.rule!r}: text drawn with the same seed would decide what is drafted; "
-                "suffix_decoding_max_cached_requests=0 keeps no outputs"
-            )
+    @property
+    def merges(self) -> bool:
+        """Whether the drafts of several methods become one tree."""
+        return "+" in self.method
+
+    @property
+    def most_drafted(self) -> int:
+        """The most tokens that a step may draft for a row."""
+        return self.num_speculative_tokens or self.max_speculative_tokens
 
     @property
     def keeps_outputs(self) -> bool:
         """Whether drafts may come from what earlier calls generated."""
-        return self.method == "suffix" and self.suffix_decoding_max_cached_requests > 0
+        return "suffix" in self.methods and self.suffix_decoding_max_cached_requests > 0
 
     @property
     def suffix_trees(self) -> bool:
@@ -241,38 +194,3 @@ class SpeculativeConfig:
     @classmethod
     def _fields(cls) -> tuple[str, ...]:
         return tuple(f.name for f in dataclasses.fields(cls))
-
-
-def normal_seed(seed: Any) -> Seed:
-    """One int, or a tuple with one int or None per row; raises TypeError for anything else."""
-    seed = seed.tolist() if hasattr(seed, "tolist") else seed  # tensors and arrays
-    several = isinstance(seed, Sequence) and not isinstance(seed, (str, bytes))
-    for value in seed if several else [seed]:
-        if value is None:
-            continue
-        if isinstance(value, bool) or not hasattr(value, "__index__"):
-            raise TypeError(f"seed: expected an integer, one per row or None, got {seed!r}")
-        if not -(2**63) <= operator.index(value) < 2**63:
-            raise ValueError(f"seed: expected signed 64-bit integers, got {value}")
-    if several:
-        return tuple(None if s is None else operator.index(s) for s in seed)
-    return None if seed is None else operator.index(seed)
-
-
-def _expect_integer(name: str, value: Any, least: int) -> None:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name}: expected an integer, got {value!r}")
-    if operator.index(value) < least:
-        raise ValueError(f"{name}: expected at least {least}, got {value}")
-
-
-def _expect_share(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name}: expected a number, got {value!r}")
-    if not 0.0 <= value <= 1.0 or math.isnan(value):
-        raise ValueError(f"{name}: expected a number from 0 to 1, got {value}")
-
-
-def _expect_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ValueError(f"{name}: expected one of {', '.join(choices)}, got {value!r}")

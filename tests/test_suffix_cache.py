@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from specdec_kernels import native
-from specdec_kernels.drafting import SuffixCache, SuffixDrafter
-from specdec_kernels.drafting.suffix import cut
-from specdec_kernels.drafting.suffix_cache import little_endian
+from specdec_kernels.drafting.suffix import SuffixDrafter, cut
+from specdec_kernels.drafting.suffix_cache import SuffixCache, little_endian
 
 pytestmark = pytest.mark.skipif(native.cpu is None, reason=str(native.cpu_error))
 VOCAB = 1000

@@ -13,6 +13,8 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 
+from specdec_kernels.drafting.cost import DraftCost
+
 SIZES = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 PRIOR_ACCEPTANCE = (0.3, 0.55, 0.75, 0.9)
 PRIOR_WEIGHT = 4.0
@@ -82,16 +84,26 @@ class Controller:
     """Decides each step's draft size for one run; the models outlive the run.
 
     fixed: draft this many tokens whenever the drafter has any, without adapting.
-    largest: upper bound of the adaptive size.
+    largest, smallest: bounds of the adaptive size, if it is not zero.
+    draft_cost: what drafting costs, where that is not next to nothing.
     """
 
     def __init__(
-        self, costs: CostModel, acceptance: AcceptanceModel, *, fixed: int | None, largest: int
+        self,
+        costs: CostModel,
+        acceptance: AcceptanceModel,
+        *,
+        fixed: int | None,
+        largest: int,
+        smallest: int = 1,
+        draft_cost: DraftCost | None = None,
     ):
         self.costs = costs
         self.acceptance = acceptance
         self.fixed = fixed
         self.largest = largest
+        self.smallest = smallest
+        self.draft_cost = draft_cost
         self._pause: dict[int, int] = {}
         self._pause_left: dict[int, int] = {}
 
@@ -101,9 +113,13 @@ class Controller:
             return 0
         if self.fixed is not None:
             return self.fixed
-        reach = 4 * self.costs.largest(batch)
-        sizes = [s for s in SIZES if s == 0 or (s <= self.largest and s < reach)]
+        reach = max(4 * self.costs.largest(batch), self.smallest + 1)
+        most = min(self.largest, reach - 1)
+        sizes = [0, *(s for s in sorted({*SIZES, self.smallest}) if self.smallest <= s <= most)]
         costs = self.costs.curve(batch, [s + 1 for s in sizes])
+        if self.draft_cost is not None:
+            drafted = self.draft_cost.per_token(batch, costs[0])
+            costs = [cost + drafted * size for size, cost in zip(sizes, costs, strict=True)]
         chances = [self.acceptance.probability(c) if c else 0.0 for c in confidence]
         gains = [
             sum(_expected(a, s) for a in chances) / c for s, c in zip(sizes, costs, strict=True)
@@ -124,10 +140,10 @@ class Controller:
                 self._pause_left[c] = self._pause[c]
 
     def _probe(self, confidence: int) -> int:
-        """One drafted token now and then, so that a text that turns predictable is noticed."""
+        """A short draft now and then, so that a text that turns predictable is noticed."""
         left = self._pause_left.get(confidence, 0)
         self._pause_left[confidence] = left - 1
-        return 0 if left > 0 else 1
+        return 0 if left > 0 else self.smallest
 
 
 def _expected(chance: float, size: int) -> float:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from specdec_kernels.drafting import Drafter
 from specdec_kernels.tree import ROOT_PARENT, Decision, DraftTree, SamplingParams
-
-if TYPE_CHECKING:
-    from specdec_kernels.drafting import Drafter
 
 CLASSES = 4  # of confidence, per drafter
 
@@ -27,6 +25,13 @@ class Row(NamedTuple):
     parents: list[int]
     slots: dict[str, list[int]]
 
+    def depth(self, name: str) -> int:
+        """Levels below the root that a drafter's nodes reach."""
+        depths = [0]
+        for parent in self.parents[1:]:
+            depths.append(depths[parent] + 1)
+        return max((depths[slot] for slot in self.slots.get(name, ()) if slot >= 0), default=0)
+
 
 class CombinedDrafter:
     """Drafters by name, the first preferred.
@@ -34,7 +39,8 @@ class CombinedDrafter:
     merge: True merges what all of them draft for a row into one tree, the surest one's first; False
         takes the first drafter that has anything for the row.
     record: told per row and drafter, after each verification, how deep that one had drafted and how
-        many of its tokens were kept; a token that several drafted counts for each.
+        many of its tokens were kept; a token that several drafted counts for each, one that found
+        no room for none.
     """
 
     def __init__(
@@ -47,7 +53,7 @@ class CombinedDrafter:
         self.parts = dict(parts)
         self.merge = merge
         self.record = record
-        self.hidden_layers = tuple(
+        self.hidden_layers: Sequence[int] = tuple(
             dict.fromkeys(layer for part in parts.values() for layer in part.hidden_layers)
         )
         self._classes: dict[str, list[int]] = {}
@@ -104,7 +110,8 @@ class CombinedDrafter:
         for name, tree in self._trees.items():
             own = self._own(name, tree, decision) if self._rows else decision
             if self.record is not None:
-                rows = zip(tree.drafted_depth(), own.num_accepted, decision.num_kept, strict=True)
+                drafted = [row.depth(name) for row in self._rows] or tree.drafted_depth()
+                rows = zip(drafted, own.num_accepted, decision.num_kept, strict=True)
                 for depth, accepted, kept in rows:
                     if depth > 0:
                         self.record(name, depth, min(accepted, kept))

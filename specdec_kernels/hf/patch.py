@@ -15,23 +15,21 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.generation.utils import GenerationMixin
 
 from specdec_kernels.config import SpeculativeConfig
 from specdec_kernels.decoding.controller import AcceptanceModel, CostModel
-from specdec_kernels.dispatch import asked_for
-from specdec_kernels.drafting import SuffixCache, make_suffix_cache
-from specdec_kernels.hf.attention import Flip, UnsupportedModelError, Window
-from specdec_kernels.hf.invariant import Survey
-from specdec_kernels.hf.layers import LayerFlip
+from specdec_kernels.drafting.factory import make_suffix_cache
+from specdec_kernels.drafting.suffix_cache import SuffixCache
+from specdec_kernels.hf.attention import UnsupportedModelError
+from specdec_kernels.hf.draft import Draft, load_draft
+from specdec_kernels.hf.model import Runner
 from specdec_kernels.hf.penalties import with_penalties
 from specdec_kernels.hf.support import support, unwrap
 from specdec_kernels.metrics import Metrics
 
 METHODS = ("_sample", "_beam_search", "_assisted_decoding")
-SPLIT_SIZE = 512
 INSIDE = ("specdec_kernels.", "transformers.", "torch.")
 
 
@@ -48,55 +46,10 @@ class Engine:
         self.unsupported = support(model).reason
         self.proven = False
         self.warned: set[str] = set()
-        self.flip = None if self.unsupported else Flip(model)
-        self.layers: LayerFlip | None = None
-        if not self.unsupported and config.linear != "off":
-            self.layers = LayerFlip(model, invariant=config.linear == "invariant")
-        self.split_size = SPLIT_SIZE if config.linear == "invariant" else 0
-        self._surveyed: set[bool] = set()
-
-    def verify_logits(
-        self, model: PreTrainedModel, window: Window, inputs: dict[str, Any]
-    ) -> Tensor:
-        """Logits [B, T, V] of a verify forward over `window`."""
-        if self.config.linear == "invariant":
-            self._survey(model, window, inputs)
-        return self._forward(model, window, inputs)
-
-    def _forward(self, model: PreTrainedModel, window: Window, inputs: dict[str, Any]) -> Tensor:
-        with contextlib.ExitStack() as stack:
-            assert self.flip is not None
-            stack.enter_context(self.flip.verify(window))
-            if self.layers is not None:
-                stack.enter_context(self.layers.verify(window.tree.draft_token_ids.numel()))
-            logits = model(**inputs).logits
-        if window.calls == 0:
-            raise UnsupportedModelError(
-                f"{type(model).__name__} does not use the attention interface"
-            )
-        return logits
-
-    def _survey(self, model: PreTrainedModel, window: Window, inputs: dict[str, Any]) -> None:
-        """Watches the first forward of one slot and the first of several: code may tell them apart.
-
-        The forward itself comes afterwards and writes the same slots of the cache again.
-        """
-        single = window.tree.width == 1
-        if single in self._surveyed:
-            return
-        assert self.layers is not None
-        with Survey() as survey:
-            self._forward(model, window, inputs)
-        self._surveyed.add(single)
-        hopeless = self.layers.treat(survey)
-        if asked_for() not in ("", "cpu"):
-            hopeless.insert(0, f"it needs the backend cpu, not {asked_for()}")
-        if hopeless:
-            self.warn(
-                "linear='invariant' cannot promise the same bits with and without drafts: "
-                + "; ".join(hopeless[:3])
-                + (f"; and {len(hopeless) - 3} more" if len(hopeless) > 3 else "")
-            )
+        self.runner = None if self.unsupported else Runner(model, config.linear)
+        self.draft: Draft | None = None
+        if "draft_model" in config.methods and not self.unsupported:
+            self.draft = load_draft(config.model, model, config.linear)
 
     def warn_plain(self, reason: str) -> None:
         """Says once per reason that a call runs plain."""
@@ -123,7 +76,7 @@ _lock = threading.RLock()
 
 
 def patch(
-    model: Any, config: SpeculativeConfig | Mapping[str, Any] | None = None, **options: Any
+    model: Any, /, config: SpeculativeConfig | Mapping[str, Any] | None = None, **options: Any
 ) -> Any:
     """Makes `model.generate` draft and verify; returns the model. Patching again replaces settings.
 
@@ -133,7 +86,8 @@ def patch(
         options: single settings, which win over `config`.
 
     Raises:
-        ValueError, TypeError: for an unknown option or a value out of range.
+        ValueError, TypeError: for an unknown option, a value out of range or a draft model that
+            does not fit.
         ImportError: for method "suffix" without the compiled kernels.
         The model is then as it was. One that cannot be accelerated is not an error: it warns and
         runs plain.
@@ -159,7 +113,7 @@ def unpatch(model: Any) -> Any:
 
 @contextlib.contextmanager
 def patched(
-    model: Any, config: SpeculativeConfig | Mapping[str, Any] | None = None, **options: Any
+    model: Any, /, config: SpeculativeConfig | Mapping[str, Any] | None = None, **options: Any
 ) -> Iterator[Any]:
     """`patch` for the time of a with block; afterwards the model is as it was before."""
     target = _target(model)

@@ -10,7 +10,8 @@ from tiny import FAMILIES, accelerated, batch, fresh, has_family, lookup_rows, n
 
 import specdec_kernels as sdk
 from specdec_kernels import native
-from specdec_kernels.drafting import SuffixDrafter, make_drafter
+from specdec_kernels.drafting.factory import make_drafter
+from specdec_kernels.drafting.suffix import SuffixDrafter
 
 pytestmark = pytest.mark.skipif(native.cpu is None, reason=str(native.cpu_error))
 

@@ -1,0 +1,29 @@
+"""What drafting with a model costs."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+from collections import deque
+
+
+class DraftCost:
+    """Seconds per drafted token, by batch: the median of recent measurements.
+
+    prior: the share of a target forward that one is taken to cost until it is measured.
+    """
+
+    def __init__(self, prior: float):
+        self.prior = prior
+        self._lock = threading.Lock()
+        self._samples: dict[int, deque[float]] = {}
+
+    def record(self, batch: int, drafted: int, seconds: float) -> None:
+        with self._lock:
+            self._samples.setdefault(batch, deque(maxlen=7)).append(seconds / drafted)
+
+    def per_token(self, batch: int, forward: float) -> float:
+        """In the unit of `forward`, the cost of a target forward over one slot."""
+        with self._lock:
+            known = self._samples.get(batch)
+            return statistics.median(known) if known else self.prior * forward
