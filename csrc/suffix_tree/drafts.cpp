@@ -108,7 +108,7 @@ class SuffixTree::Growth {
   void put_children(const Branch& branch) {
     const ChildList& list = tree_.nodes_[branch.place.child].children;
     const Child* children = tree_.lists_.begin(list);
-    for (uint32_t i = 0; i < list.size; ++i) {
+    for (uint32_t i = 0; i < list.size && i <= options_.max_tokens; ++i) {
       const double share = double(children[i].count) / double(branch.place.count);
       const double prob = branch.prob * share;
       if (prob < options_.min_prob) return;

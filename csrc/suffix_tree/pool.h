@@ -4,7 +4,6 @@
 #include <cstdlib>
 #include <new>
 #include <type_traits>
-#include <utility>
 
 namespace specdec {
 
@@ -16,11 +15,8 @@ class Pool {
 
  public:
   Pool() = default;
-  Pool(Pool&& other) noexcept { swap(other); }
-  Pool& operator=(Pool&& other) noexcept {
-    swap(other);
-    return *this;
-  }
+  Pool(const Pool&) = delete;
+  Pool& operator=(const Pool&) = delete;
   ~Pool() { std::free(data_); }
 
   T& operator[](std::size_t i) { return data_[i]; }
@@ -46,12 +42,6 @@ class Pool {
     if (data == nullptr) throw std::bad_alloc();
     data_ = static_cast<T*>(data);
     capacity_ = capacity;
-  }
-
-  void swap(Pool& other) noexcept {
-    std::swap(data_, other.data_);
-    std::swap(size_, other.size_);
-    std::swap(capacity_, other.capacity_);
   }
 
   T* data_ = nullptr;
