@@ -136,6 +136,12 @@ class SpeculativeConfig:
                 "draft_sample_method: expected greedy with draft_tree_topk above 1 or draft_p_min "
                 "above 0, which choose drafts by their probability, got 'probabilistic'"
             )
+        most = self.num_speculative_tokens or self.max_speculative_tokens
+        if self.draft_min_tokens > most:
+            raise ValueError(
+                f"draft_min_tokens: expected at most the {most} tokens that a draft may have, "
+                f"got {self.draft_min_tokens}"
+            )
         if self.rule == "block" and self.draft_tree_topk > 1:
             raise ValueError(
                 f"draft_tree_topk: expected 1 with rule 'block', got {self.draft_tree_topk}"
