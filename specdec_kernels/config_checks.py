@@ -141,6 +141,11 @@ def _check_draft_model(config: SpeculativeConfig) -> None:
             "draft_sample_method: expected greedy with draft_tree_topk above 1 or draft_p_min "
             "above 0, which choose drafts by their probability, got 'probabilistic'"
         )
+    if config.draft_min_tokens > config.most_drafted:
+        raise ValueError(
+            f"draft_min_tokens: expected at most the {config.most_drafted} tokens that a draft may "
+            f"have, got {config.draft_min_tokens}"
+        )
     if config.rule == "block" and config.draft_tree_topk > 1:
         raise ValueError(
             f"draft_tree_topk: expected 1 with rule 'block', got {config.draft_tree_topk}"

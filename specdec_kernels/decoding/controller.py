@@ -22,6 +22,7 @@ MEMORY = 0.93
 PRIOR_SLOT_COST = 0.03
 MARGIN = 1.02
 FIRST_PAUSE, LONGEST_PAUSE = 2, 32
+PROBE_SHARE = 0.01
 
 
 class CostModel:
@@ -106,6 +107,7 @@ class Controller:
         self.draft_cost = draft_cost
         self._pause: dict[int, int] = {}
         self._pause_left: dict[int, int] = {}
+        self._dear_pause = 0
 
     def draft_size(self, batch: int, confidence: Sequence[int]) -> int:
         """Drafted tokens per row for this step, given each active row's confidence class."""
@@ -127,6 +129,11 @@ class Controller:
         best = max(range(len(sizes)), key=gains.__getitem__)
         if gains[best] > MARGIN * gains[0]:
             return sizes[best]
+        if len(sizes) == 1:
+            return 0
+        if self.draft_cost is not None:
+            lost = costs[1] / costs[0] - sum(_expected(a, sizes[1]) for a in chances) / len(chances)
+            self._dear_pause = int(max(lost, 0.0) / PROBE_SHARE)
         return self._probe(max(confidence))
 
     def record(
@@ -137,11 +144,14 @@ class Controller:
             if tried:
                 pause = 2 * self._pause.get(c, FIRST_PAUSE // 2) if kept == 0 else FIRST_PAUSE
                 self._pause[c] = min(pause, LONGEST_PAUSE)
-                self._pause_left[c] = self._pause[c]
+                self._pause_left[c] = max(self._pause[c], self._dear_pause)
 
     def _probe(self, confidence: int) -> int:
-        """A short draft now and then, so that a text that turns predictable is noticed."""
-        left = self._pause_left.get(confidence, 0)
+        """A short draft now and then, so that a text that turns predictable is noticed.
+
+        Where drafting is dear, so seldom that what probes lose is PROBE_SHARE of the time.
+        """
+        left = self._pause_left.get(confidence, self._dear_pause)
         self._pause_left[confidence] = left - 1
         return 0 if left > 0 else self.smallest
 

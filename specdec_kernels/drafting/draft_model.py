@@ -27,6 +27,7 @@ from specdec_kernels.tree import Decision, DraftTree, SamplingParams
 
 CONFIDENCE = 3
 LONGEST_WINDOW = 64
+FEW = 4  # tokens that cost as much to read as one
 
 
 class DraftModel(Reader, Protocol):
@@ -99,8 +100,10 @@ class DraftModelDrafter:
         if not any(self.model.kv.lens):
             rows = zip(self._roots, depths, strict=True)
             self.model.prefill(tokens, [root if depth else 0 for root, depth in rows])
+        unread = self._catch_up(tokens, lengths, depths)
         started = time.perf_counter()
-        logits = self._catch_up(tokens, lengths, depths)
+        logits = self._read_text(tokens, unread)
+        logits = logits[list(range(len(unread))), [max(n - 1, 0) for n in unread]]
         roots = tokens.gather(1, (lens.long() - 1)[:, None]).long()
         if self.topk > 1:
             tree = self._best_tree(roots, logits, max_nodes, depths)
@@ -125,17 +128,16 @@ class DraftModelDrafter:
         limit = self.model.max_positions
         return sys.maxsize if limit is None else max(limit - length + 1, 0)
 
-    def _catch_up(self, tokens: Tensor, lengths: list[int], depths: list[int]) -> Tensor:
-        """Reads what the drafting rows have not read; logits [B, V] behind their last tokens."""
+    def _catch_up(self, tokens: Tensor, lengths: list[int], depths: list[int]) -> list[int]:
+        """Reads what steps without drafts left unread; how many tokens remain, of drafting rows."""
 
         def unread() -> list[int]:
             rows = zip(lengths, self.model.kv.lens, depths, strict=True)
             return [length - have if depth else 0 for length, have, depth in rows]
 
-        while max(counts := unread()) > LONGEST_WINDOW:
+        while max(counts := unread()) > FEW:
             self._read_text(tokens, [min(max(n - 1, 0), LONGEST_WINDOW) for n in counts])
-        logits = self._read_text(tokens, counts)
-        return logits[list(range(len(counts))), [max(n - 1, 0) for n in counts]]
+        return counts
 
     def _read_text(self, tokens: Tensor, counts: list[int]) -> Tensor:
         at = self.model.kv.prefix_len.long()[:, None]

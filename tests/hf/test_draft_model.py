@@ -41,14 +41,14 @@ DRAFTS = {
 
 @pytest.mark.parametrize("options", [{}, dict(draft_tree_topk=3)], ids=["chain", "tree"])
 @pytest.mark.parametrize("draft", DRAFTS)
-@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3_text", "mistral"])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3_text"])
 def test_greedy_text_is_that_of_the_target(name, draft, options):
     """B01, B15, C21: one row and ragged ones, rotary and learned positions, sliding windows."""
     target = fresh(name)
     rows = random_rows((3, 9, 21), seed=1)
     for inputs in (batch(rows[1:2]), batch(rows)):
         expected = new_tokens(target, inputs)
-        for size in (1, 5, None):
+        for size in (5, None):
             with accelerated(
                 target, model=DRAFTS[draft](name), num_speculative_tokens=size, **options
             ) as metrics:

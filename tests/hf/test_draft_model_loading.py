@@ -128,6 +128,7 @@ def with_nan():
         (dict(model=lambda: fresh("llama").train()), ValueError, "evaluation mode"),
         (dict(model="x", draft_tree_topk=0), ValueError, "draft_tree_topk: expected at least 1"),
         (dict(model="x", draft_min_tokens=-1), ValueError, "draft_min_tokens: expected at least 0"),
+        (dict(model="x", draft_min_tokens=60), ValueError, "expected at most the 48 tokens"),
         (dict(model="x", draft_p_min=1.5), ValueError, "draft_p_min: expected a number from 0 to"),
         (dict(model="x", draft_sample_method="random"), ValueError, "one of greedy, probabilistic"),
         (dict(model="x", draft_sample_methods="greedy"), ValueError, "unknown option"),
