@@ -1,5 +1,6 @@
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <limits>
 
 #include "suffix_tree/suffix_cache.h"

@@ -87,14 +87,13 @@ def longest_match(counts, context, max_depth):
     return 0
 
 
-def best_score(spec, counts, context, *, max_tokens, factor, offset, min_prob, stop):
-    """The best tree's score and match length, over all lengths; ties go to the longer match."""
-    best = (0.0, 0)
+def scores(spec, counts, context, *, max_tokens, factor, offset, min_prob, stop):
+    """The score of the tree behind each match length, by length."""
+    found = {}
     for n in range(1, longest_match(counts, context, spec.max_depth) + 1):
         limit = max(min(max_tokens, int(n * factor + offset + 1e-6)), 0)
-        score = grow(spec, counts, tuple(context[-n:]), limit, min_prob, stop)
-        best = max(best, (round(score, 9), n))
-    return best
+        found[n] = grow(spec, counts, tuple(context[-n:]), limit, min_prob, stop)
+    return found
 
 
 def grow(spec, counts, context, limit, min_prob, stop):

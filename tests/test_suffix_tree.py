@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from suffix_reference import END, AllNgrams, best_score, continuations, longest_match
+from suffix_reference import END, AllNgrams, continuations, longest_match, scores
 
 from specdec_kernels import native
 
@@ -146,9 +146,9 @@ def test_fuzz_drafts(parts, max_depth, max_tokens, factor, offset, min_prob, sto
         again = pair.tree.draft(ints(context), tree=tree, stop_tokens=stop, **options)
         assert again == draft
         if tree and eager:
-            score, length = best_score(pair.spec, counts, context, stop=stop, **options)
-            assert draft[3] == pytest.approx(score)
-            assert draft[4] == length or draft[3] == 0
+            by_length = scores(pair.spec, counts, context, stop=stop, **options)
+            assert draft[3] == pytest.approx(max(by_length.values(), default=0.0))
+            assert draft[3] == pytest.approx(by_length.get(draft[4], 0.0))
 
 
 def check_draft(draft, spec, counts, context, tree, stop, *, max_tokens, factor, offset, min_prob):
@@ -201,6 +201,20 @@ def check_sample(pair, rng):
         assert pair.tree.count(ngram) == counts[ngram]
         if len(ngram) < pair.spec.max_depth:
             assert dict(pair.tree.continuations(ngram)) == continuations(counts, ngram)
+
+
+def test_a_suffix_that_did_not_enter_yet_is_passed_over():
+    """The longest match has shorter ones that begin among the text's last tokens."""
+    text = [0, 0, 1, 0, 1, 0, 0, 1, 0, 0, 1, 0]
+    tree = native.cpu.SuffixTree(9)
+    tree.extend(tree.open(), ints(text))
+    counts = [tree.count(text[-n:]) for n in range(1, 7)]
+    assert 0 in counts and counts[-1] == 1
+    options = dict(max_tokens=2, factor=0.5, stop_tokens=[0])
+    for tokens, _, _, _, length in (
+        tree.draft(ints(text), tree=kind, **options) for kind in (False, True)
+    ):
+        assert len(tokens) <= length // 2
 
 
 def test_what_was_said_last_comes_first_among_equals():

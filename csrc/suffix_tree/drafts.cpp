@@ -159,7 +159,7 @@ SuffixDraft SuffixTree::draft(const int32_t* context, int64_t length,
     const int64_t most = most_tokens(n);
     if (double(most) < best.score - kRounding) break;
     Place place = root();
-    walk(place, context + length - n, n);
+    if (!walk(place, context + length - n, n)) continue;  // did not enter yet
     const SuffixDraft& draft = growth.run(place, most, best.score);
     if (draft.score > best.score) best = draft;
   }

@@ -39,7 +39,6 @@ void SuffixTree::extend(uint32_t text, const int32_t* tokens, int64_t count) {
   if (std::any_of(tokens, tokens + count, [](int32_t token) { return token < 0; }))
     throw std::invalid_argument("SuffixTree: expected tokens of at least 0");
   for (int64_t i = 0; i < count; ++i) push(sequence, text, tokens[i]);
-  num_tokens_ += count;
 }
 
 void SuffixTree::close(uint32_t text) {
@@ -52,6 +51,7 @@ void SuffixTree::close(uint32_t text) {
 
 void SuffixTree::push(Sequence& sequence, uint32_t number, int32_t token) {
   blocks_.push(sequence.text, token, number);
+  if (token != kEnd) ++num_tokens_;
   if (sequence.entering == kNoBlock)
     sequence.entering = sequence.entered == 0 ? blocks_.begin_of(sequence.text.first)
                                               : blocks_.begin_of(sequence.text.last);
