@@ -102,8 +102,9 @@ class Run:
         assert engine.runner is not None
         slots = max(self.rows.prompt_lens) + self.rows.max_new_tokens + 1
         size = len(self.rows), slots, input_ids.device, engine.warn
-        self.target = CachedModel(model, engine.runner, *size)
         self.draft = None if engine.draft is None else DraftRun(engine.draft, *size)
+        self.drafter = make_drafter(engine.config, self.rows.eos_token_ids, self.draft)
+        self.target = CachedModel(model, engine.runner, *size, self.drafter.hidden_layers)
 
     def _rows(self, criteria: StoppingCriteriaList) -> Rows:
         batch, width = self.input_ids.shape
@@ -169,11 +170,12 @@ class Run:
             self._forward,
             self.target.kv,
             self.rows,
-            make_drafter(settings, self.rows.eos_token_ids, self.draft),
+            self.drafter,
             self.verifier,
             controller,
             self.metrics,
             max_positions(self.model),
+            self.target.features,
         )
         with contextlib.ExitStack() as stack:
             for model in (self.target, self.draft):
@@ -183,11 +185,11 @@ class Run:
         self._release_held()
         self.engine.metrics.add(self.metrics)
 
-    def _forward(self, tree: DraftTree) -> Tensor:
+    def _forward(self, tree: DraftTree) -> tuple[Tensor, Tensor | None]:
         logits = self.target.forward(tree)
         self.engine.proven = True
         self._release_held()
-        return logits
+        return logits, self.target.features
 
     def _should_stop(self, b: int, new: list[int]) -> bool:
         scores = self.walk.scores[b] if self.walk is not None and self.walk.keeps_scores else None
