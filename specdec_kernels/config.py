@@ -10,9 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-METHODS = ("ngram", "draft_model", "none")
+METHODS = ("ngram", "draft_model", "eagle", "eagle3", "none")
+BY_MODEL = ("draft_model", "eagle", "eagle3")
 DRAFT_SAMPLE_METHODS = ("greedy", "probabilistic")
 LINEAR_MODES = ("auto", "invariant", "off")
+OPTIONAL = ("num_speculative_tokens", "prompt_lookup_matches", "draft_tree_depth")
 RNGS = ("philox", "torch")
 
 Seed = int | tuple[int | None, ...] | None
@@ -22,8 +24,9 @@ Seed = int | tuple[int | None, ...] | None
 class SpeculativeConfig:
     """Settings of speculative decoding.
 
-    method: "ngram" (prompt lookup), "draft_model" (a smaller model with the same tokenizer), or
-        "none" (the same loop without drafts). Without one, `model` means "draft_model".
+    method: "ngram" (prompt lookup), "draft_model" (a smaller model with the same tokenizer),
+        "eagle3" or "eagle" (an EAGLE head; "eagle" is EAGLE-1 and 2), or "none" (the same loop
+        without drafts). Without one, `model` decides by what lies there.
     num_speculative_tokens: drafted tokens per step; None adapts every step, down to zero.
     max_speculative_tokens: the most that the adaptive choice may draft.
     prompt_lookup_min, prompt_lookup_max: shortest and longest n-gram that counts as a match.
@@ -48,13 +51,15 @@ class SpeculativeConfig:
         mixtures of experts most of the gain, as experts and routers compute row by row where their
         weights are not [out, in]. Layers that cannot be helped (quantised, hooked) are named in a
         warning: the promise is off then.
-    model: the draft model: a folder, a Hub id (loaded in the target's dtype), or a loaded
-        transformers model.
+    model: the draft model or EAGLE head: a folder, a Hub id (loaded in the target's dtype), or a
+        loaded transformers model.
     draft_sample_method: drafts for sampled text: "greedy" takes the draft model's best token,
         "probabilistic" draws from its distribution at the row's temperature; under rule "coupled"
         with the target's own noise.
     draft_tree_topk: children per token of draft trees; 1 drafts chains. num_speculative_tokens then
         counts the tokens of the whole tree.
+    draft_tree_depth: levels of an EAGLE head's draft trees, at most (SGLang's num-steps); None lets
+        num_speculative_tokens decide.
     draft_min_tokens: drafts of fewer levels are not used (llama.cpp's draft-n-min).
     draft_p_min: a draft ends before a token whose probability is lower (draft-p-min).
     """
@@ -74,6 +79,7 @@ class SpeculativeConfig:
     model: Any = field(default=None, repr=False)
     draft_sample_method: str = "greedy"
     draft_tree_topk: int = 1
+    draft_tree_depth: int | None = None
     draft_min_tokens: int = 0
     draft_p_min: float = 0.0
 
@@ -92,10 +98,11 @@ class SpeculativeConfig:
             "prompt_lookup_max",
             "prompt_lookup_matches",
             "draft_tree_topk",
+            "draft_tree_depth",
             "draft_min_tokens",
         ):
             value = getattr(self, name)
-            if value is None and name in ("num_speculative_tokens", "prompt_lookup_matches"):
+            if value is None and name in OPTIONAL:
                 continue
             if isinstance(value, bool) or not hasattr(value, "__index__"):
                 raise TypeError(f"{name}: expected an integer, got {value!r}")
@@ -127,9 +134,9 @@ class SpeculativeConfig:
             )
 
     def _expect_a_draft_model_that_fits(self) -> None:
-        if (self.model is None) == (self.method == "draft_model"):
+        if (self.model is None) == (self.method in BY_MODEL):
             got = "None" if self.model is None else f"one with method {self.method!r}"
-            raise ValueError(f"model: expected a draft model for method 'draft_model', got {got}")
+            raise ValueError(f"model: expected one for methods {', '.join(BY_MODEL)}, got {got}")
         cut = self.draft_tree_topk > 1 or self.draft_p_min > 0
         if self.draft_sample_method == "probabilistic" and cut:
             raise ValueError(

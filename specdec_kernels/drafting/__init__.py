@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from specdec_kernels.config import SpeculativeConfig
 from specdec_kernels.drafting.draft_model import DraftModel, DraftModelDrafter
+from specdec_kernels.drafting.eagle import EagleDrafter, HeadRun
 from specdec_kernels.drafting.ngram import NgramDrafter
 from specdec_kernels.drafting.none import NoDrafter
 from specdec_kernels.tree import Decision, DraftTree, SamplingParams
@@ -17,6 +18,8 @@ __all__ = [
     "DraftModel",
     "DraftModelDrafter",
     "Drafter",
+    "EagleDrafter",
+    "HeadRun",
     "NgramDrafter",
     "NoDrafter",
     "make_drafter",
@@ -63,17 +66,18 @@ class Drafter(Protocol):
 
 
 def make_drafter(
-    config: SpeculativeConfig, eos_token_ids: frozenset[int], model: DraftModel | None = None
+    config: SpeculativeConfig,
+    eos_token_ids: frozenset[int],
+    model: DraftModel | HeadRun | None = None,
 ) -> Drafter:
     """The drafter of one run; rule `block` gets chains.
 
-    model: drafts under method "draft_model".
+    model: drafts under the methods "draft_model", "eagle" and "eagle3".
     """
     if config.method == "none":
         return NoDrafter()
     if model is not None:
-        return DraftModelDrafter(
-            model,
+        options: dict[str, Any] = dict(
             rule=config.rule,
             probabilistic=config.draft_sample_method == "probabilistic",
             topk=config.draft_tree_topk,
@@ -81,6 +85,9 @@ def make_drafter(
             p_min=config.draft_p_min,
             eos_token_ids=eos_token_ids,
         )
+        if isinstance(model, HeadRun):
+            return EagleDrafter(model, depth=config.draft_tree_depth, **options)
+        return DraftModelDrafter(model, **options)
     return NgramDrafter(
         min_n=config.prompt_lookup_min,
         max_n=config.prompt_lookup_max,

@@ -22,7 +22,6 @@ from specdec_kernels.decoding.rows import Rows
 from specdec_kernels.decoding.verify import Verifier, WalkVerifier
 from specdec_kernels.drafting import make_drafter
 from specdec_kernels.hf.attention import UnsupportedModelError
-from specdec_kernels.hf.draft import DraftRun
 from specdec_kernels.hf.model import CachedModel, max_positions
 from specdec_kernels.hf.processors import of_unknown_state
 from specdec_kernels.hf.seeds import generator_state
@@ -102,7 +101,7 @@ class Run:
         assert engine.runner is not None
         slots = max(self.rows.prompt_lens) + self.rows.max_new_tokens + 1
         size = len(self.rows), slots, input_ids.device, engine.warn
-        self.draft = None if engine.draft is None else DraftRun(engine.draft, *size)
+        self.draft = None if engine.draft is None else engine.draft.run(*size)
         self.drafter = make_drafter(engine.config, self.rows.eos_token_ids, self.draft)
         self.target = CachedModel(model, engine.runner, *size, self.drafter.hidden_layers)
 

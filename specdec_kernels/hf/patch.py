@@ -7,6 +7,7 @@ any model is patched; a weak table says which models are ours. Nothing is stored
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import sys
 import threading
@@ -22,6 +23,7 @@ from specdec_kernels.config import SpeculativeConfig
 from specdec_kernels.decoding.controller import AcceptanceModel, CostModel
 from specdec_kernels.hf.attention import UnsupportedModelError
 from specdec_kernels.hf.draft import Draft, load_draft
+from specdec_kernels.hf.eagle import Eagle, head_method, load_eagle
 from specdec_kernels.hf.model import Runner
 from specdec_kernels.hf.penalties import with_penalties
 from specdec_kernels.hf.support import support, unwrap
@@ -35,6 +37,8 @@ class Engine:
     """What we keep about a patched model, outside of it."""
 
     def __init__(self, model: PreTrainedModel, config: SpeculativeConfig):
+        if config.method == "draft_model" and (method := head_method(config.model)) is not None:
+            config = dataclasses.replace(config, method=method)
         self.config = config
         self.metrics = Metrics()
         self.costs = CostModel()
@@ -43,9 +47,9 @@ class Engine:
         self.proven = False
         self.warned: set[str] = set()
         self.runner = None if self.unsupported else Runner(model, config.linear)
-        self.draft: Draft | None = None
-        if config.method == "draft_model" and not self.unsupported:
-            self.draft = load_draft(config.model, model, config.linear)
+        self.draft: Draft | Eagle | None = None
+        if config.model is not None and not self.unsupported:
+            self.draft = _load(config, model)
 
     def warn_plain(self, reason: str) -> None:
         """Says once per reason that a call runs plain."""
@@ -56,6 +60,12 @@ class Engine:
         if text not in self.warned:
             self.warned.add(text)
             warnings.warn(f"specdec_kernels: {text}", stacklevel=_level_of_the_caller())
+
+
+def _load(config: SpeculativeConfig, target: PreTrainedModel) -> Draft | Eagle:
+    if config.method == "draft_model":
+        return load_draft(config.model, target, config.linear)
+    return load_eagle(config.model, config.method, target, config.linear)
 
 
 def _level_of_the_caller() -> int:
