@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers.utils import cached_file
@@ -28,28 +30,53 @@ def read_config(source: str | os.PathLike) -> dict[str, Any] | None:
         raise ValueError(f"model: expected JSON in {path}, got {error}") from error
 
 
+def weight_names(source: str | os.PathLike) -> set[str]:
+    """Names of the tensors of a folder or a Hub id, which are not read; none where none lie."""
+    names: set[str] = set()
+    for path in _weight_files(source):
+        if path.suffix == ".safetensors":
+            with _readable(path), safe_open(path, "pt") as file:
+                names |= set(file.keys())
+        else:
+            with _readable(path):
+                names |= torch.load(path, "cpu", weights_only=True, mmap=True).keys()
+    return names
+
+
 def read_weights(source: str | os.PathLike) -> dict[str, Tensor]:
     """All tensors of a folder or a Hub id, on the CPU.
 
     Raises:
         ValueError: for a file that is missing or damaged, naming it.
     """
+    weights: dict[str, Tensor] = {}
+    files = _weight_files(source)
+    if not files:
+        raise ValueError(
+            f"model: expected {' or '.join(WEIGHT_FILES)} in {os.fspath(source)!r}, got neither"
+        )
+    for path in files:
+        with _readable(path):
+            if path.suffix == ".safetensors":
+                weights |= load_file(path)
+            else:
+                weights |= torch.load(path, "cpu", weights_only=True)
+    return weights
+
+
+def _weight_files(source: str | os.PathLike) -> list[Path]:
     for name in WEIGHT_FILES:
         single, index = _find(source, name), _find(source, f"{name}.index.json")
         if single is not None:
-            return _load(single)
+            return [single]
         if index is not None:
             parts = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-            weights: dict[str, Tensor] = {}
-            for part in parts:
-                path = _find(source, part)
-                if path is None:
-                    raise ValueError(f"model: expected {part} beside {index}, got no such file")
-                weights |= _load(path)
-            return weights
-    raise ValueError(
-        f"model: expected {' or '.join(WEIGHT_FILES)} in {os.fspath(source)!r}, got neither"
-    )
+            found = [_find(source, part) for part in parts]
+            if None in found:
+                lost = parts[found.index(None)]
+                raise ValueError(f"model: expected {lost} beside {index}, got no such file")
+            return [path for path in found if path is not None]
+    return []
 
 
 def _find(source: str | os.PathLike, name: str) -> Path | None:
@@ -68,10 +95,9 @@ def _find(source: str | os.PathLike, name: str) -> Path | None:
     return None if found is None else Path(found)
 
 
-def _load(path: Path) -> dict[str, Tensor]:
+@contextlib.contextmanager
+def _readable(path: Path) -> Iterator[None]:
     try:
-        if path.suffix == ".safetensors":
-            return load_file(path)
-        return torch.load(path, map_location="cpu", weights_only=True)
+        yield
     except (SafetensorError, pickle.UnpicklingError, EOFError, RuntimeError, OSError) as error:
         raise ValueError(f"model: expected readable weights in {path}, got {error}") from error

@@ -14,9 +14,9 @@ from transformers import PreTrainedModel
 from specdec_kernels.drafting.cost import DraftCost
 from specdec_kernels.drafting.eagle import Head, HeadRun
 from specdec_kernels.hf.attention import UnsupportedModelError
-from specdec_kernels.hf.checkpoint import read_config, read_weights
+from specdec_kernels.hf.checkpoint import read_config, read_weights, weight_names
 from specdec_kernels.hf.draft import weight_of
-from specdec_kernels.hf.eagle_layouts import head_config, is_fused, is_head, renamed, target_ids
+from specdec_kernels.hf.eagle_layouts import head_config, is_fused, renamed, target_ids
 from specdec_kernels.hf.features import FeatureTap
 from specdec_kernels.hf.forwards import MAX_ROWS
 from specdec_kernels.hf.layers import LayerFlip
@@ -55,15 +55,10 @@ def head_method(source: Any) -> str | None:
     """ "eagle3" or "eagle" when a folder or Hub id holds a head, else None."""
     if not isinstance(source, (str, os.PathLike)):
         return None
-    config = read_config(source)
-    if config is None:
+    names = renamed(dict.fromkeys(weight_names(source)))
+    if "fc.weight" not in names:
         return None
-    # The config of an EAGLE-1 head is that of a small Llama.
-    if is_head(config) or config.get("num_hidden_layers") == 1:
-        weights = renamed(read_weights(source))
-        if "fc.weight" in weights:
-            return "eagle3" if is_fused(weights) else "eagle"
-    return None
+    return "eagle3" if is_fused(names) else "eagle"
 
 
 def load_eagle(source: Any, method: str, target: PreTrainedModel, linear: str) -> Eagle:

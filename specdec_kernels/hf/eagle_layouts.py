@@ -8,7 +8,8 @@ of a Llama; ids of hidden states, if any, in eagle_config, as outputs of layers.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Container, Mapping
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,6 +17,8 @@ from transformers import LlamaConfig, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from specdec_kernels.drafting.eagle import ACTIVATIONS, HeadConfig
+
+Value = TypeVar("Value")
 
 # Of no use here: buffers, the trainer's copies of the target, the map from target to draft ids.
 UNUSED = ("rotary_emb.inv_freq", "verifier_norm.weight", "verifier_lm_head.weight", "t2d")
@@ -28,17 +31,7 @@ NAMES = {
 }
 
 
-def is_head(config: dict[str, Any]) -> bool:
-    """Whether a config.json says that it is one of an EAGLE head."""
-    kinds = [*(config.get("architectures") or ()), config.get("speculators_model_type") or ""]
-    return (
-        any("eagle" in kind.lower() for kind in kinds)
-        or "eagle_config" in config
-        or "draft_vocab_size" in config
-    )
-
-
-def renamed(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+def renamed(weights: Mapping[str, Value]) -> dict[str, Value]:
     """Weights under the names that `Head` has, and d2t."""
     out = {}
     for name, tensor in weights.items():
@@ -49,7 +42,7 @@ def renamed(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     return out
 
 
-def is_fused(weights: dict[str, Tensor]) -> bool:
+def is_fused(weights: Container[str]) -> bool:
     """EAGLE-3, by its renamed weights, rather than EAGLE-1 or 2."""
     return "layers.0.hidden_norm.weight" in weights
 

@@ -117,13 +117,16 @@ def safeailab(folder, target, weights, ids=None, binary=False, **flags):
     return write(folder, config, renamed, binary)
 
 
-def speculators(folder, target, weights, ids, **flags):
+def speculators(folder, target, weights, ids, window=None, **flags):
+    layer = layer_config(target)
+    if window is not None:
+        layer |= {"layer_types": ["sliding_attention"], "sliding_window": window}
     config = {
         "architectures": ["Eagle3Speculator"],
         "speculators_model_type": "eagle3",
         "speculators_version": "0.9.0",
         "speculators_config": {"algorithm": "eagle3", "default_proposal_method": "greedy"},
-        "transformer_layer_config": layer_config(target),
+        "transformer_layer_config": layer,
         "draft_vocab_size": len(weights["lm_head.weight"]),
         "eagle_aux_hidden_state_layer_ids": list(ids),
         "target_hidden_size": None,
@@ -251,7 +254,7 @@ class Dense:
                 for p, i in zip(*best, strict=True)
             ]
 
-        level = children((), 0.0, logits, [after])
+        level = children((), 0.0, logits, [after]) if depth else []
         found = list(level)
         for _ in range(depth - 1):
             beam = sorted(level, key=lambda node: -node[1])[:topk]
