@@ -60,7 +60,7 @@ def test_drafts_that_hold(options, size, tmp_path):
     expected = new_tokens(target, inputs)
     with accelerated(target, model=head, num_speculative_tokens=size, **options) as metrics:
         assert new_tokens(target, inputs) == expected
-    assert size is None or metrics.mean_acceptance_length > 2.5
+    assert size is None or metrics.mean_acceptance_length > 2
 
 
 def test_an_end_inside_a_draft(tmp_path):
