@@ -82,6 +82,9 @@ class Toy:
                 out[b, slot] = logits_of(text) + self.shift
         return out
 
+    def verify(self, tree):
+        return self.forward(tree), None
+
     def _path(self, ids, parents, slot):
         path = []
         while slot >= 0:
@@ -109,7 +112,7 @@ def run(drafter, prompts=PROMPTS, new=40, size=4, eos=(), smallest=1, sampling=N
     controller = Controller(
         CostModel(), AcceptanceModel(), fixed=size, largest=48, smallest=smallest
     )
-    loop = Loop(target.forward, target.kv, rows, drafter, verifier, controller, metrics)
+    loop = Loop(target.verify, target.kv, rows, drafter, verifier, controller, metrics)
     loop.run()
     return rows.new, metrics
 
@@ -169,7 +172,7 @@ def test_b05_wrong_drafts_do_not_outlast_their_round(topk):
     verifier.first(torch.stack([logits_of(p) for p in PROMPTS]), rows)
     controller = Controller(CostModel(), AcceptanceModel(), fixed=4, largest=48)
     drafter = Spoilt(model, topk=topk)
-    Loop(target.forward, target.kv, rows, drafter, verifier, controller, Metrics()).run()
+    Loop(target.verify, target.kv, rows, drafter, verifier, controller, Metrics()).run()
     assert rows.new == [plain(p, 60) for p in PROMPTS]
     for i, (drafted, accepted) in enumerate(rounds, 1):
         if i % 3 and topk == 1:
