@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pickle
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,8 @@ def weight_names(source: str | os.PathLike) -> set[str]:
                 names |= set(file.keys())
         else:
             with _readable(path):
-                names |= torch.load(path, "cpu", weights_only=True, mmap=True).keys()
+                mapped = zipfile.is_zipfile(path)  # what old versions of torch wrote is none
+                names |= torch.load(path, "cpu", weights_only=True, mmap=mapped).keys()
     return names
 
 

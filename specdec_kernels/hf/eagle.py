@@ -75,6 +75,8 @@ def load_eagle(source: Any, method: str, target: PreTrainedModel, linear: str) -
     if config is None:
         raise ValueError(f"model: expected config.json in {os.fspath(source)!r}, got none")
     weights = renamed(read_weights(source))
+    if "fc.weight" not in weights:
+        raise ValueError("model: expected the weights of an EAGLE head, got none called fc.weight")
     found = "eagle3" if is_fused(weights) else "eagle"
     if found != method:
         raise ValueError(f"method: expected {found!r} for this head, got {method!r}")

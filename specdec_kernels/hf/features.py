@@ -28,7 +28,9 @@ class FeatureTap:
 
     def __init__(self, model: PreTrainedModel, layers: Sequence[int]):
         self.layers = tuple(layers)
-        self._decoder = model.get_decoder()
+        decoder = model.get_decoder()
+        # Under transformers 4 some models name themselves.
+        self._decoder = model.base_model if decoder is model else decoder
         self._size = model.config.get_text_config().hidden_size
         self._blocks = _blocks(self._decoder, model) if layers else nn.ModuleList()
         for k in self.layers:

@@ -1,7 +1,7 @@
 """EAGLE heads as drafters: what they draft, by definition, and what comes out of generate."""
 
 import pytest
-from heads import Dense, deepspec, eagle1, head_weights, safeailab, speculators
+from eagle_heads import Dense, deepspec, eagle1, head_weights, safeailab, speculators
 from tiny import accelerated, batch, fresh, new_tokens, random_rows, wrong
 
 from specdec_kernels.drafting.eagle import EagleDrafter, HeadRun

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from heads import eagle1, head_weights, safeailab
+from eagle_heads import eagle1, head_weights, safeailab
 from test_families import ALL
 from test_sampling import FALSE_ALARM, PLAIN, SMALL, WARPED, draw, joints, pvalues
 from tiny import accelerated, batch, fresh, new_tokens, random_rows, tiny
