@@ -28,9 +28,7 @@ class FeatureTap:
 
     def __init__(self, model: PreTrainedModel, layers: Sequence[int]):
         self.layers = tuple(layers)
-        decoder = model.get_decoder()
-        # Under transformers 4 some models name themselves.
-        self._decoder = model.base_model if decoder is model else decoder
+        self._decoder = _decoder(model) if layers else model
         self._size = model.config.get_text_config().hidden_size
         self._blocks = _blocks(self._decoder, model) if layers else nn.ModuleList()
         for k in self.layers:
@@ -88,6 +86,13 @@ def compacted(features: Tensor, lens: Sequence[int]) -> Tensor:
     for b, length in enumerate(lens):
         out[b, :length] = features[b, features.shape[1] - length :]
     return out
+
+
+def _decoder(model: PreTrainedModel) -> nn.Module:
+    """The module whose output ends with the final norm."""
+    decoder = model.get_decoder()
+    # Under transformers 4 some models name themselves.
+    return model.base_model if decoder is model else decoder
 
 
 def _blocks(decoder: nn.Module, model: PreTrainedModel) -> nn.ModuleList:
