@@ -199,3 +199,17 @@ def test_p_min_and_min_tokens():
             assert drafted == (likely if likely >= 2 else 0)
             seen.add(likely)
     assert {0, 1, 4} <= seen
+
+
+@torch.no_grad()
+def test_more_children_than_draft_tokens():
+    target = Target()
+    weights = head_weights(target, ids=IDS, drafted=3)
+    texts = Texts(EagleDrafter(run_of(weights), topk=8), target, (1, 9, 4, 30), seed=2)
+    known = set((torch.arange(3) + weights["d2t"]).tolist())
+    for _ in range(4):
+        _, tree = texts.step([30] * 4, [3] * 4)
+        for b in range(4):
+            found = paths(tree, b)
+            assert len(found) == len(set(found)) == 29
+            assert {token for path in found for token in path} <= known

@@ -81,7 +81,8 @@ def load_eagle(source: Any, method: str, target: PreTrainedModel, linear: str) -
     if found != method:
         raise ValueError(f"method: expected {found!r} for this head, got {method!r}")
     settings = head_config(config, weights, target)
-    claimed = config.get("target_hidden_size") or settings.target_hidden_size
+    own = settings.target_hidden_size if settings.fused else settings.hidden_size
+    claimed = config.get("target_hidden_size") or own
     if claimed != settings.target_hidden_size:
         raise ValueError(
             f"model: expected a head for hidden states of size {settings.target_hidden_size}, "

@@ -1,6 +1,8 @@
 """EAGLE heads on disk: what is found there, and what cannot draft for a target says why."""
 
+import gc
 import json
+import weakref
 
 import pytest
 import torch
@@ -134,6 +136,26 @@ CONFIGS = {
 @pytest.mark.parametrize("message", CONFIGS)
 def test_configs_that_do_not_fit(message, target, weights, tmp_path):
     expect_error(target, message, safeailab(tmp_path, target, weights, IDS, **CONFIGS[message]))
+
+
+def test_an_eagle_1_head_of_another_size(target, tmp_path):
+    one = head_weights(target, fused=False, size=24)
+    source = write(tmp_path, layer_config(target, size=24), one)
+    with pytest.raises(ValueError, match="hidden states of size 32, got one for 24"):
+        sdk.patch(target, model=source)
+
+
+def test_a_patched_target_can_be_freed(tmp_path):
+    """Also when the head has borrowed its tables."""
+    model = fresh("llama")
+    size = model.config.hidden_size
+    bare = head_weights(model, ids=IDS, size=size, own_embedding=False, own_lm_head=False)
+    sdk.patch(model, model=safeailab(tmp_path, model, bare, IDS, size=size))
+    new_tokens(model, batch(random_rows((5,))))
+    alive = weakref.ref(model)
+    del model
+    gc.collect()
+    assert alive() is None
 
 
 def test_ids_that_the_target_does_not_have(target, weights, tmp_path):
