@@ -58,7 +58,7 @@ class SpeculativeConfig:
         with the target's own noise.
     draft_tree_topk: children per token of draft trees; 1 drafts chains. num_speculative_tokens then
         counts the tokens of the whole tree.
-    draft_tree_depth: levels of an EAGLE head's draft trees, at most (SGLang's num-steps); None lets
+    draft_tree_depth: levels of draft trees, at most (SGLang's num-steps); None lets
         num_speculative_tokens decide.
     draft_min_tokens: drafts of fewer levels are not used (llama.cpp's draft-n-min).
     draft_p_min: a draft ends before a token whose probability is lower (draft-p-min).

@@ -416,3 +416,12 @@ def test_widths_of_shallow_trees():
         Toy(1), 2, [100], [2], min_depth=1, least=-math.inf, eos_token_ids=frozenset()
     )
     assert growth.width == 1 + 2 + 4
+
+
+def test_the_depth_of_trees():
+    """A chain has no other bound than its size."""
+    for topk, deepest in ((3, 2), (1, 7)):
+        drafter = DraftModelDrafter(Toy(3), topk=topk, depth=2)
+        texts, metrics = run(drafter, size=7)
+        assert texts == [plain(p, 40) for p in PROMPTS]
+        assert len(metrics.accepted_per_position) == deepest

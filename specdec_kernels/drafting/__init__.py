@@ -81,12 +81,13 @@ def make_drafter(
             rule=config.rule,
             probabilistic=config.draft_sample_method == "probabilistic",
             topk=config.draft_tree_topk,
+            depth=config.draft_tree_depth,
             min_tokens=config.draft_min_tokens,
             p_min=config.draft_p_min,
             eos_token_ids=eos_token_ids,
         )
         if isinstance(model, HeadRun):
-            return EagleDrafter(model, depth=config.draft_tree_depth, **options)
+            return EagleDrafter(model, **options)
         return DraftModelDrafter(model, **options)
     return NgramDrafter(
         min_n=config.prompt_lookup_min,

@@ -56,29 +56,18 @@ def head_config(
         ValueError: for what is missing in the config, and what a head cannot do.
     """
     text, layer = target.config.get_text_config(), config.get("transformer_layer_config", config)
-    fused, nested = is_fused(weights), config.get("eagle_config") or {}
-
-    def flag(name: str, default: bool) -> bool:
-        value = config.get(name, nested.get(name))
-        return default if value is None else bool(value)
-
-    missing = [k for k in ("hidden_size", "intermediate_size", "num_attention_heads")
-               if k not in layer]  # fmt: skip
-    if missing:
-        raise ValueError(f"model: expected {', '.join(missing)} in config.json, got none")
-    heads, activation = layer["num_attention_heads"], layer.get("hidden_act", "silu")
+    _expect_known(layer)
+    heads = layer["num_attention_heads"]
     dim = layer.get("head_dim") or layer["hidden_size"] // heads
-    if activation not in ACTIVATIONS:
-        known = ", ".join(ACTIVATIONS)
-        raise ValueError(f"model: expected hidden_act as one of {known}, got {activation!r}")
     inv_freq, rope_scale = _rope(layer, heads, dim)
+    fused = is_fused(weights)
     return HeadConfig(
         fused=fused,
         hidden_layers=_hidden_layers(config, text.num_hidden_layers, fused),
         target_hidden_size=text.hidden_size,
         hidden_size=layer["hidden_size"],
         intermediate_size=layer["intermediate_size"],
-        num_layers=_count(weights, "layers."),
+        num_layers=_num_layers(weights),
         num_heads=heads,
         num_kv_heads=layer.get("num_key_value_heads") or heads,
         head_dim=dim,
@@ -87,14 +76,37 @@ def head_config(
         inv_freq=inv_freq.to(target.device),
         rope_scale=rope_scale,
         eps=layer.get("rms_norm_eps", 1e-6),
-        activation=activation,
-        norm_before_fc=flag("norm_before_fc", "input_norm.weight" in weights),
-        fc_norm=flag("fc_norm", "fc_norm.0.weight" in weights),
-        norm_before_residual=flag("norm_before_residual", "speculators_model_type" in config),
-        norm_output=flag("norm_output", False),
+        activation=layer.get("hidden_act", "silu"),
         window=_window(layer),
         max_positions=layer.get("max_position_embeddings"),
+        **_norms(config, weights),
     )
+
+
+def _expect_known(layer: dict[str, Any]) -> None:
+    needed = ("hidden_size", "intermediate_size", "num_attention_heads")
+    missing = [key for key in needed if key not in layer]
+    if missing:
+        raise ValueError(f"model: expected {', '.join(missing)} in config.json, got none")
+    activation = layer.get("hidden_act", "silu")
+    if activation not in ACTIVATIONS:
+        known = ", ".join(ACTIVATIONS)
+        raise ValueError(f"model: expected hidden_act as one of {known}, got {activation!r}")
+
+
+def _norms(config: dict[str, Any], weights: Container[str]) -> dict[str, bool]:
+    """What the config says, at its top or in eagle_config, else what the weights or writers do."""
+    nested = config.get("eagle_config") or {}
+    found = {
+        "norm_before_fc": "input_norm.weight" in weights,
+        "fc_norm": "fc_norm.0.weight" in weights,
+        "norm_before_residual": "speculators_model_type" in config,
+        "norm_output": False,
+    }
+    for name in found:
+        value = config.get(name, nested.get(name))
+        found[name] = found[name] if value is None else bool(value)
+    return found
 
 
 def target_ids(weights: dict[str, Tensor], config: HeadConfig) -> Tensor | None:
@@ -146,9 +158,9 @@ def _draft_vocab_size(config: dict[str, Any], weights: dict[str, Tensor], vocab:
     return config.get("draft_vocab_size") or vocab
 
 
-def _count(weights: dict[str, Tensor], prefix: str) -> int:
-    """num_hidden_layers is often that of the target."""
-    return 1 + max((int(n.split(".")[1]) for n in weights if n.startswith(prefix)), default=0)
+def _num_layers(weights: dict[str, Tensor]) -> int:
+    """num_hidden_layers of the config is often that of the target."""
+    return 1 + max((int(n.split(".")[1]) for n in weights if n.startswith("layers.")), default=0)
 
 
 def _window(layer: dict[str, Any]) -> int | None:

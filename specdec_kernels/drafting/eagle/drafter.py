@@ -7,6 +7,7 @@ guesses, so that the head's cache holds nothing but true ones behind every step.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,13 +21,12 @@ from specdec_kernels.tree import Decision, DraftTree, SamplingParams
 class EagleDrafter(DraftModelDrafter):
     """`DraftModelDrafter` over the texts without their first token, as heads read them.
 
-    depth: levels of a tree, at most. options: those of DraftModelDrafter.
+    options: those of DraftModelDrafter.
     """
 
-    def __init__(self, run: HeadRun, *, depth: int | None = None, **options):
+    def __init__(self, run: HeadRun, **options: Any):
         super().__init__(run, **options)
         self.run = run
-        self.depth = depth
         self.hidden_layers = run.head.config.hidden_layers
 
     def begin(self, tokens: Tensor, lens: Tensor, features: Tensor | None) -> None:
@@ -44,8 +44,6 @@ class EagleDrafter(DraftModelDrafter):
         max_nodes: Sequence[int],
         max_depth: Sequence[int],
     ) -> DraftTree:
-        if self.depth is not None and self.topk > 1:
-            max_depth = [min(levels, self.depth) for levels in max_depth]
         return super().propose(tokens[:, 1:], lens - 1, sampling, max_nodes, max_depth)
 
     def commit(self, decision: Decision, features: Tensor | None) -> None:

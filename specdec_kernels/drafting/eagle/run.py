@@ -100,6 +100,7 @@ class HeadRun:
             features = self.carry.new_zeros(len(counts), width, size)
             for b in true:
                 unread = torch.cat(self._unread[b]).to(features.dtype)
+                assert len(unread) >= counts[b]  # or a guess would be read as true
                 features[b, : counts[b]] = unread[: counts[b]]
                 rest = unread[counts[b] :]
                 self._unread[b] = [rest] if len(rest) else []
