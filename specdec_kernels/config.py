@@ -17,10 +17,11 @@ class SpeculativeConfig:
     """Settings of speculative decoding.
 
     method: "ngram" (prompt lookup), "suffix" (by counts of what followed before, in the text and in
-        what earlier calls generated), "draft_model" (a smaller model with the same tokenizer), or
-        "none" (the same loop without drafts). Without one, `model` means "draft_model". Several are
-        combined: "suffix+draft_model" merges all drafts for a row into one tree,
-        "ngram,draft_model" takes the first that has any.
+        what earlier calls generated), "draft_model" (a smaller model with the same tokenizer),
+        "eagle3" or "eagle" (an EAGLE head; "eagle" is EAGLE-1 and 2), or "none" (the same loop
+        without drafts). Without one, `model` decides by what lies there. Several are combined:
+        "suffix+eagle3" merges all drafts for a row into one tree, "ngram,draft_model" takes the
+        first that has any.
     num_speculative_tokens: drafted tokens per step; None adapts every step, down to zero.
     max_speculative_tokens: the most that the adaptive choice may draft.
     prompt_lookup_min, prompt_lookup_max: shortest and longest n-gram that counts as a match.
@@ -53,13 +54,15 @@ class SpeculativeConfig:
         mixtures of experts most of the gain, as experts and routers compute row by row where their
         weights are not [out, in]. Layers that cannot be helped (quantised, hooked) are named in a
         warning: the promise is off then.
-    model: the draft model: a folder, a Hub id (loaded in the target's dtype), or a loaded
-        transformers model.
+    model: the draft model or EAGLE head: a folder, a Hub id (loaded in the target's dtype), or a
+        loaded transformers model.
     draft_sample_method: drafts for sampled text: "greedy" takes the draft model's best token,
         "probabilistic" draws from its distribution at the row's temperature; under rule "coupled"
         with the target's own noise.
     draft_tree_topk: children per token of draft trees; 1 drafts chains. num_speculative_tokens then
         counts the tokens of the whole tree.
+    draft_tree_depth: levels of draft trees, at most (SGLang's num-steps); None lets
+        num_speculative_tokens decide.
     draft_min_tokens: drafts of fewer levels are not used (llama.cpp's draft-n-min).
     draft_p_min: a draft ends before a token whose probability is lower (draft-p-min).
     """
@@ -85,6 +88,7 @@ class SpeculativeConfig:
     model: Any = field(default=None, repr=False)
     draft_sample_method: str = "greedy"
     draft_tree_topk: int = 1
+    draft_tree_depth: int | None = None
     draft_min_tokens: int = 0
     draft_p_min: float = 0.0
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from specdec_kernels.config import SpeculativeConfig
 
-METHODS = ("ngram", "suffix", "draft_model", "none")
-NEED_MODEL = ("draft_model",)
+METHODS = ("ngram", "suffix", "draft_model", "eagle", "eagle3", "none")
+BY_MODEL = ("draft_model", "eagle", "eagle3")
 DRAFT_SAMPLE_METHODS = ("greedy", "probabilistic")
 LINEAR_MODES = ("auto", "invariant", "off")
 RNGS = ("philox", "torch")
@@ -27,9 +27,10 @@ LEAST = {
     "suffix_decoding_max_cached_requests": 0,
     "suffix_decoding_max_cached_tokens": 1,
     "draft_tree_topk": 1,
+    "draft_tree_depth": 1,
     "draft_min_tokens": 0,
 }
-MAY_BE_NONE = ("num_speculative_tokens", "prompt_lookup_matches")
+MAY_BE_NONE = ("num_speculative_tokens", "prompt_lookup_matches", "draft_tree_depth")
 # What the compiled suffix tree can hold.
 MOST = {
     "suffix_decoding_max_tree_depth": 1024,
@@ -130,11 +131,12 @@ def _check_suffix(config: SpeculativeConfig) -> None:
 
 
 def _check_draft_model(config: SpeculativeConfig) -> None:
-    wanted = [method for method in config.methods if method in NEED_MODEL]
-    if (config.model is None) == bool(wanted):
+    by_model = [method for method in config.methods if method in BY_MODEL]
+    if len(by_model) > 1:
+        raise ValueError(f"method: expected one of {', '.join(BY_MODEL)}, got {config.method!r}")
+    if (config.model is None) == bool(by_model):
         got = "None" if config.model is None else f"one with method {config.method!r}"
-        needed_by = ", ".join(repr(method) for method in wanted or NEED_MODEL)
-        raise ValueError(f"model: expected a draft model for method {needed_by}, got {got}")
+        raise ValueError(f"model: expected one for methods {', '.join(BY_MODEL)}, got {got}")
     cut = config.draft_tree_topk > 1 or config.draft_p_min > 0
     if config.draft_sample_method == "probabilistic" and cut:
         raise ValueError(

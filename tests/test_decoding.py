@@ -209,7 +209,7 @@ class Bigram:
                     logits[b, slot] = self.table[before, ids[b, slot]]
             k = ids[:, None, :, None].float()
             cache.write_window(0, k, k)
-            return logits
+            return logits, None
 
         return run
 

@@ -84,6 +84,9 @@ class Toy:
                 out[b, slot] = logits_of(text) + self.shift
         return out
 
+    def verify(self, tree):
+        return self.forward(tree), None
+
     def _path(self, ids, parents, slot):
         path = []
         while slot >= 0:
@@ -111,7 +114,7 @@ def run(drafter, prompts=PROMPTS, new=40, size=4, eos=(), smallest=1, sampling=N
     controller = Controller(
         CostModel(), AcceptanceModel(), fixed=size, largest=48, smallest=smallest
     )
-    loop = Loop(target.forward, target.kv, rows, drafter, verifier, controller, metrics)
+    loop = Loop(target.verify, target.kv, rows, drafter, verifier, controller, metrics)
     loop.run()
     return rows.new, metrics
 
@@ -171,7 +174,7 @@ def test_b05_wrong_drafts_do_not_outlast_their_round(topk):
     verifier.first(torch.stack([logits_of(p) for p in PROMPTS]), rows)
     controller = Controller(CostModel(), AcceptanceModel(), fixed=4, largest=48)
     drafter = Spoilt(model, topk=topk)
-    Loop(target.forward, target.kv, rows, drafter, verifier, controller, Metrics()).run()
+    Loop(target.verify, target.kv, rows, drafter, verifier, controller, Metrics()).run()
     assert rows.new == [plain(p, 60) for p in PROMPTS]
     for i, (drafted, accepted) in enumerate(rounds, 1):
         if i % 3 and topk == 1:
@@ -415,3 +418,12 @@ def test_widths_of_shallow_trees():
         Toy(1), 2, [100], [2], min_depth=1, least=-math.inf, eos_token_ids=frozenset()
     )
     assert growth.width == 1 + 2 + 4
+
+
+def test_the_depth_of_trees():
+    """A chain has no other bound than its size."""
+    for topk, deepest in ((3, 2), (1, 7)):
+        drafter = DraftModelDrafter(Toy(3), topk=topk, depth=2)
+        texts, metrics = run(drafter, size=7)
+        assert texts == [plain(p, 40) for p in PROMPTS]
+        assert len(metrics.accepted_per_position) == deepest

@@ -17,10 +17,11 @@ class Scripted:
 
     def __init__(self, classes, trees, layers=()):
         self.classes, self.trees, self.hidden_layers = classes, trees, layers
-        self.begun, self.ended, self.asked, self.told = 0, 0, [], []
+        self.begun, self.ended, self.asked, self.told, self.features = 0, 0, [], [], []
 
     def begin(self, tokens, lens, features):
         self.begun += 1
+        self.features.append(features)
 
     def end(self, tokens, lens):
         self.ended += 1
@@ -38,6 +39,7 @@ class Scripted:
 
     def commit(self, decision, features):
         self.told.append(decision)
+        self.features.append(features)
 
 
 def chain(*tokens):
@@ -80,9 +82,13 @@ def test_a_tree_of_one_drafter_is_handed_on_as_it_is():
     first.classes, second.classes = [1, 1, 1], [1, 1, 1]
     order.confidence(TEXT, LENS)
     assert order.propose(TEXT, LENS, None, [20, 20, 0], [9, 9, 9]) is first.tree
-    decision = Decision(torch.tensor([[0, 1, 2]]), [2, 0, -1], [3, 1, 0])
-    order.commit(decision, None)
-    assert first.told == [decision] and second.told == []
+    path = torch.tensor([[0, 1, 2], [0, -1, -1], [-1, -1, -1]])
+    order.commit(Decision(path, [2, 0, -1], [3, 1, 0]), None)
+    mine, other = first.told[0], second.told[0]
+    assert torch.equal(mine.path, path)
+    assert (mine.num_accepted, mine.num_kept) == ([2, 0, -1], [3, 1, 0])
+    assert other.path.tolist() == [[0], [0], [-1]]
+    assert (other.num_accepted, other.num_kept) == ([0, 0, -1], [1, 1, 0])
 
 
 def test_every_drafter_hears_of_its_own_slots():
@@ -102,14 +108,48 @@ def test_every_drafter_hears_of_its_own_slots():
     assert notes == [("a", 2, 1), ("b", 3, 2), ("b", 1, 0)]
 
 
+def test_every_drafter_gets_the_hidden_states_of_its_layers_in_its_slots():
+    """Of a merged tree: layer l of slot s is 100 l + s, two columns wide."""
+    first, second, both = combine(merge=True)
+
+    def features(batch, size):
+        by_layer = (
+            torch.tensor(both.hidden_layers)[:, None] * 100 + torch.arange(size)[:, None, None]
+        )
+        return by_layer.expand(batch, size, -1, 2).flatten(2)
+
+    both.begin(TEXT, LENS, features(3, 2))
+    both.confidence(TEXT, LENS)
+    tree = both.propose(TEXT, LENS, None, [20, 20, 1], [9, 9, 9])
+    path = torch.full_like(tree.parents, -1)
+    path[:, 0] = 0
+    both.commit(Decision(path, [0, 0, 0], [1, 1, 1]), features(3, tree.width))
+    for part in (first, second):
+        assert part.features[0][1, :, ::2].tolist() == [
+            [100 * layer + slot for layer in part.hidden_layers] for slot in range(2)
+        ]
+    assert first.features[1][0, :, 1].tolist() == [400, 401, 404]
+    assert second.features[1][0, :, 0].tolist() == [200, 201, 202, 203]
+    assert second.features[1][1, :2, 3].tolist() == [900, 901]
+
+
+def test_a_drafter_that_wants_no_hidden_states_gets_none():
+    first, second, both = combine(merge=False)
+    first.hidden_layers = ()
+    both.begin(TEXT, LENS, torch.zeros(3, 2, 6))
+    assert first.features == [None] and second.features[0].shape == (3, 2, 4)
+
+
 def test_no_draft_at_all():
     first, second, both = combine(merge=True)
     first.classes = second.classes = [0, 0, 0]
     assert both.confidence(TEXT, LENS) == [0, 0, 0]
     tree = both.propose(TEXT, LENS, None, [1, 0, 1], [9, 9, 9])
-    assert tree.num_nodes.tolist() == [1, 0, 1] and first.asked == second.asked == []
-    both.commit(Decision(torch.zeros(3, 1, dtype=torch.int32), [0, -1, 0], [1, 0, 1]), None)
-    assert first.told == second.told == []
+    assert tree.num_nodes.tolist() == [1, 0, 1] and first.asked == second.asked == [[1, 0, 1]]
+    path = torch.tensor([[0], [-1], [0]], dtype=torch.int32)
+    both.commit(Decision(path, [0, -1, 0], [1, 0, 1]), None)
+    for part in (first, second):
+        assert part.told[0].path.tolist() == [[0], [-1], [0]] and part.told[0].num_kept == [1, 0, 1]
 
 
 def test_begin_and_end_reach_all():

@@ -15,12 +15,19 @@ class Drafter(Protocol):
 
     Token tensors are int32 [B, S] without padding on the left, lens int32 [B]; the last token of a
     row is the root of its tree.
+
+    hidden_layers: the hidden states of the target that arrive as `features`, side by side in this
+        order; None arrives where it is empty. Ids count as transformers' `hidden_states` do: k is
+        what layer k reads, the number of layers what the last one gives after the final norm.
     """
 
-    hidden_layers: Sequence[int]  # outputs of these target layers arrive as `features`
+    hidden_layers: Sequence[int]
 
     def begin(self, tokens: Tensor, lens: Tensor, features: Tensor | None) -> None:
-        """A new batch; `tokens` holds the prompts and the token sampled from prefill."""
+        """A new batch; `tokens` holds the prompts and the token sampled from prefill.
+
+        features: [B, S, n] of the prompts, slot i that of token i.
+        """
 
     def confidence(self, tokens: Tensor, lens: Tensor) -> list[int]:
         """One class per row, higher is surer; 0 means that the row can have no draft."""
@@ -39,7 +46,7 @@ class Drafter(Protocol):
         """
 
     def commit(self, decision: Decision, features: Tensor | None) -> None:
-        """What became of the last proposal."""
+        """What became of the last proposal; features [B, T, n], slot i that of node i."""
 
     def end(self, tokens: Tensor, lens: Tensor) -> None:
         """Every row is finished; `tokens` holds the texts whole."""

@@ -61,8 +61,8 @@ class CombinedDrafter:
         self._rows: list[Row] = []
 
     def begin(self, tokens: Tensor, lens: Tensor, features: Tensor | None) -> None:
-        for part in self.parts.values():
-            part.begin(tokens, lens, features)
+        for name, part in self.parts.items():
+            part.begin(tokens, lens, self._features_of(name, features))
 
     def end(self, tokens: Tensor, lens: Tensor) -> None:
         for part in self.parts.values():
@@ -81,23 +81,22 @@ class CombinedDrafter:
         max_nodes: Sequence[int],
         max_depth: Sequence[int],
     ) -> DraftTree:
-        orders = [self._order(b) for b in range(len(max_nodes))]
-        if not self.merge:
-            orders = [order[:1] for order in orders]
-        self._trees, self._rows = {}, []
+        orders = [self._order(b)[: None if self.merge else 1] for b in range(len(max_nodes))]
         for name, part in self.parts.items():
             nodes = [
                 most if name in order else min(most, 1)
                 for most, order in zip(max_nodes, orders, strict=True)
             ]
-            if any(n > 1 for n in nodes):
-                self._trees[name] = part.propose(tokens, lens, sampling, nodes, max_depth)
-        if len(self._trees) == 1:
-            return next(iter(self._trees.values()))
+            self._trees[name] = part.propose(tokens, lens, sampling, nodes, max_depth)
+        drafted = [name for name, tree in self._trees.items() if any(tree.drafted_depth())]
+        if len(drafted) == 1:  # handed on as it is: it may have been drawn
+            tree = self._trees[drafted[0]]
+            self._rows = [alone(drafted[0], nodes) for nodes in nodes_of(tree)]
+            return tree
         roots = tokens.gather(1, (lens.long() - 1)[:, None]).flatten().tolist()
         lists = {name: nodes_of(tree) for name, tree in self._trees.items()}
         self._rows = [
-            merge_nodes(root, {name: lists[name][b] for name in order if name in lists}, most)
+            merge_nodes(root, {name: lists[name][b] for name in order}, most)
             for b, (root, order, most) in enumerate(zip(roots, orders, max_nodes, strict=True))
         ]
         return DraftTree.from_lists(
@@ -108,15 +107,18 @@ class CombinedDrafter:
 
     def commit(self, decision: Decision, features: Tensor | None) -> None:
         for name, tree in self._trees.items():
-            own = self._own(name, tree, decision) if self._rows else decision
+            own = self._own(name, tree, decision)
             if self.record is not None:
-                drafted = [row.depth(name) for row in self._rows] or tree.drafted_depth()
-                rows = zip(drafted, own.num_accepted, decision.num_kept, strict=True)
-                for depth, accepted, kept in rows:
+                drafted = [row.depth(name) for row in self._rows]
+                for depth, accepted, kept in zip(
+                    drafted, own.num_accepted, decision.num_kept, strict=True
+                ):
                     if depth > 0:
                         self.record(name, depth, min(accepted, kept))
-            self.parts[name].commit(own, features)
-        self._trees = {}
+            hidden = self._features_of(name, features)
+            if hidden is not None:
+                hidden = self._in_own_slots(name, tree, hidden)
+            self.parts[name].commit(own, hidden)
 
     def _class(self, b: int) -> int:
         order = self._order(b)
@@ -128,6 +130,22 @@ class CombinedDrafter:
         """The drafters that have something for row b, those to be drafted from first in front."""
         able = [name for name in self.parts if self._classes[name][b] > 0]
         return sorted(able, key=lambda name: -self._classes[name][b]) if self.merge else able
+
+    def _features_of(self, name: str, features: Tensor | None) -> Tensor | None:
+        """Those of the layers that one drafter wants, [..., n]."""
+        layers = tuple(self.parts[name].hidden_layers)
+        if features is None or not layers or layers == self.hidden_layers:
+            return features if layers else None
+        by_layer = features.unflatten(-1, (len(self.hidden_layers), -1))
+        return by_layer[..., [self.hidden_layers.index(layer) for layer in layers], :].flatten(-2)
+
+    def _in_own_slots(self, name: str, tree: DraftTree, features: Tensor) -> Tensor:
+        """From the slots of the combined tree to those of one drafter's."""
+        slots = torch.zeros_like(tree.draft_token_ids)
+        for b, row in enumerate(self._rows):
+            own = row.slots.get(name, ())
+            slots[b, : len(own)] = torch.tensor(own, dtype=torch.int64).clamp(min=0)
+        return features.gather(1, slots[..., None].expand(-1, -1, features.shape[-1]))
 
     def _own(self, name: str, tree: DraftTree, decision: Decision) -> Decision:
         """`decision` in the slots of one drafter's tree, as far down as it had drafted the same."""
@@ -143,6 +161,12 @@ class CombinedDrafter:
             accepted.append(len(own) - 1)
             kept.append(min(len(own), decision.num_kept[b]))
         return Decision(path, accepted, kept)
+
+
+def alone(name: str, nodes: Sequence[tuple[int, int]]) -> Row:
+    return Row(
+        [token for token, _ in nodes], [parent for _, parent in nodes], {name: [*range(len(nodes))]}
+    )
 
 
 def nodes_of(tree: DraftTree) -> list[list[tuple[int, int]]]:

@@ -49,7 +49,8 @@ class DraftModelDrafter:
     rule: that of the verification. probabilistic: chains for sampled text are drawn, and come with
         the logits that they were drawn from. Under rule "coupled" they are drawn with the target's
         own noise instead, so that the two agree as often as they can.
-    min_tokens: shorter drafts are dropped. p_min: tokens of lower probability are not drafted.
+    depth: levels of a tree, at most. min_tokens: shorter drafts are dropped. p_min: tokens of lower
+        probability are not drafted.
     """
 
     hidden_layers: Sequence[int] = ()
@@ -61,6 +62,7 @@ class DraftModelDrafter:
         rule: str = "auto",
         probabilistic: bool = False,
         topk: int = 1,
+        depth: int | None = None,
         min_tokens: int = 0,
         p_min: float = 0.0,
         eos_token_ids: frozenset[int] = frozenset(),
@@ -69,6 +71,7 @@ class DraftModelDrafter:
         self.rule = rule
         self.probabilistic = probabilistic
         self.topk = topk
+        self.deepest = sys.maxsize if depth is None or topk == 1 else depth
         self.min_tokens = max(min_tokens, 1)
         self.least = math.log(p_min) if p_min > 0 else -math.inf
         self.eos_token_ids = eos_token_ids
@@ -93,7 +96,7 @@ class DraftModelDrafter:
         lengths = lens.tolist()
         self._roots, self._trees = [n - 1 for n in lengths], None
         limits = zip(max_nodes, max_depth, lengths, strict=True)
-        depths = [min(nodes - 1, depth, self._room(n)) for nodes, depth, n in limits]
+        depths = [min(nodes - 1, depth, self.deepest, self._room(n)) for nodes, depth, n in limits]
         depths = [depth if depth >= self.min_tokens else 0 for depth in depths]
         if not any(depths):
             return roots_only(tokens, lens, max_nodes)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from specdec_kernels.config import SpeculativeConfig
 from specdec_kernels.drafting import Drafter
 from specdec_kernels.drafting.combined import CombinedDrafter
 from specdec_kernels.drafting.draft_model import DraftModel, DraftModelDrafter
+from specdec_kernels.drafting.eagle import EagleDrafter, HeadRun
 from specdec_kernels.drafting.ngram import NgramDrafter
 from specdec_kernels.drafting.none import NoDrafter
 from specdec_kernels.drafting.suffix import SuffixDrafter
@@ -18,11 +19,11 @@ from specdec_kernels.drafting.suffix_cache import SuffixCache, expect_kernels
 class Sources(NamedTuple):
     """What drafters draw on beside the text.
 
-    suffix_cache: what earlier runs generated, for method "suffix". model: for "draft_model".
+    suffix_cache: what earlier runs generated, for method "suffix". model: for the methods by model.
     """
 
     suffix_cache: SuffixCache | None = None
-    model: DraftModel | None = None
+    model: DraftModel | HeadRun | None = None
 
 
 NOTHING = Sources()
@@ -84,24 +85,29 @@ def _suffix(config: SpeculativeConfig, eos_token_ids: frozenset[int], sources: S
     )
 
 
-def _draft_model(
+def _by_model(
     config: SpeculativeConfig, eos_token_ids: frozenset[int], sources: Sources
 ) -> Drafter:
     assert sources.model is not None
-    return DraftModelDrafter(
-        sources.model,
+    options: dict[str, Any] = dict(
         rule=config.rule,
         probabilistic=config.draft_sample_method == "probabilistic",
         topk=config.draft_tree_topk,
+        depth=config.draft_tree_depth,
         min_tokens=config.draft_min_tokens,
         p_min=config.draft_p_min,
         eos_token_ids=eos_token_ids,
     )
+    if isinstance(sources.model, HeadRun):
+        return EagleDrafter(sources.model, **options)
+    return DraftModelDrafter(sources.model, **options)
 
 
 MAKERS: dict[str, Callable[[SpeculativeConfig, frozenset[int], Sources], Drafter]] = {
     "none": _none,
     "ngram": _ngram,
     "suffix": _suffix,
-    "draft_model": _draft_model,
+    "draft_model": _by_model,
+    "eagle": _by_model,
+    "eagle3": _by_model,
 }

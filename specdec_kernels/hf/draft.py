@@ -31,7 +31,12 @@ class Draft:
         self.model = model
         self.runner = Runner(model, "off" if linear == "off" else "auto")
         self.vocab = min(_vocab(model), _vocab(target))
-        self.cost = DraftCost(_weight(model) / max(_weight(target), 1))
+        self.cost = DraftCost(weight_of(model) / max(weight_of(target), 1))
+
+    def run(
+        self, batch: int, max_slots: int, device: torch.device, warn: Callable[[str], None]
+    ) -> DraftRun:
+        return DraftRun(self, batch, max_slots, device, warn)
 
 
 class DraftRun(CachedModel):
@@ -176,7 +181,7 @@ def _vocab(model: PreTrainedModel) -> int:
     return model.config.get_text_config().vocab_size
 
 
-def _weight(model: PreTrainedModel) -> int:
+def weight_of(model: PreTrainedModel) -> int:
     """What a forward of one token reads, roughly: the weights, a table of embeddings left out."""
     table, head = model.get_input_embeddings().weight, model.get_output_embeddings()
     tied = head is not None and getattr(head, "weight", None) is table

@@ -22,7 +22,6 @@ from specdec_kernels.decoding.rows import Rows
 from specdec_kernels.decoding.verify import Verifier, WalkVerifier
 from specdec_kernels.drafting.factory import Sources, make_drafter
 from specdec_kernels.hf.attention import UnsupportedModelError
-from specdec_kernels.hf.draft import DraftRun
 from specdec_kernels.hf.model import CachedModel, max_positions
 from specdec_kernels.hf.processors import of_unknown_state
 from specdec_kernels.hf.seeds import generator_state
@@ -102,8 +101,14 @@ class Run:
         assert engine.runner is not None
         slots = max(self.rows.prompt_lens) + self.rows.max_new_tokens + 1
         size = len(self.rows), slots, input_ids.device, engine.warn
-        self.target = CachedModel(model, engine.runner, *size)
-        self.draft = None if engine.draft is None else DraftRun(engine.draft, *size)
+        self.draft = None if engine.draft is None else engine.draft.run(*size)
+        self.drafter = make_drafter(
+            engine.config,
+            self.rows.eos_token_ids,
+            Sources(engine.suffix_cache, self.draft),
+            self.metrics.record_drafter,
+        )
+        self.target = CachedModel(model, engine.runner, *size, self.drafter.hidden_layers)
 
     def _rows(self, criteria: StoppingCriteriaList) -> Rows:
         batch, width = self.input_ids.shape
@@ -169,16 +174,12 @@ class Run:
             self._forward,
             self.target.kv,
             self.rows,
-            make_drafter(
-                settings,
-                self.rows.eos_token_ids,
-                Sources(self.engine.suffix_cache, self.draft),
-                self.metrics.record_drafter,
-            ),
+            self.drafter,
             self.verifier,
             controller,
             self.metrics,
             max_positions(self.model),
+            self.target.features,
         )
         with contextlib.ExitStack() as stack:
             for model in (self.target, self.draft):
@@ -188,11 +189,11 @@ class Run:
         self._release_held()
         self.engine.metrics.add(self.metrics)
 
-    def _forward(self, tree: DraftTree) -> Tensor:
+    def _forward(self, tree: DraftTree) -> tuple[Tensor, Tensor | None]:
         logits = self.target.forward(tree)
         self.engine.proven = True
         self._release_held()
-        return logits
+        return logits, self.target.features
 
     def _should_stop(self, b: int, new: list[int]) -> bool:
         scores = self.walk.scores[b] if self.walk is not None and self.walk.keeps_scores else None

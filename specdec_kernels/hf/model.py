@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from specdec_kernels.cache import RaggedKV
 from specdec_kernels.dispatch import asked_for
 from specdec_kernels.hf.attention import Flip, UnsupportedModelError, Window
 from specdec_kernels.hf.cache import RaggedCache
+from specdec_kernels.hf.features import FeatureTap, compacted
 from specdec_kernels.hf.invariant import Survey
 from specdec_kernels.hf.layers import LayerFlip
 from specdec_kernels.hf.support import cache_argument
@@ -104,6 +105,8 @@ class CachedModel:
     """A model in one run, with the run's ragged K/V.
 
     max_slots: the most that a row's K/V will need. warn: told what `Runner` cannot promise.
+    hidden_layers: ids of hidden states, see `FeatureTap`; `features` holds those of the last
+        forward, [B, T, L * d] for a window, and without padding on the left for prompts.
     """
 
     def __init__(
@@ -114,8 +117,11 @@ class CachedModel:
         max_slots: int,
         device: torch.device,
         warn: Callable[[str], None],
+        hidden_layers: Sequence[int] = (),
     ):
         self.model, self.runner, self.warn = model, runner, warn
+        self.tap = FeatureTap(model, hidden_layers)
+        self.features: Tensor | None = None
         self.kv = RaggedKV(batch, max_slots, device)
         self.cache: RaggedCache | None = None
 
@@ -125,9 +131,11 @@ class CachedModel:
         forward: runs the model with the arguments that it is given, and its own.
         """
         self.cache = RaggedCache(self.model, self.kv, lens)
-        with self.runner.prefill():
+        with self.runner.prefill(), self.tap.caught() as caught:
             output = forward({cache_argument(self.model): self.cache, "use_cache": True})
         self.cache.end_prefill()
+        features = self.tap.joined(caught)
+        self.features = None if features is None else compacted(features, lens)
         return output
 
     def forward(self, tree: DraftTree) -> Tensor:
@@ -147,4 +155,7 @@ class CachedModel:
         if not hasattr(self.model, "_prefill"):
             inputs["cache_position"] = max(self.kv.lens) + slots
         window = Window(tree, self.kv.prefix_len, self.cache.sliding, self.runner.split_size)
-        return self.runner.logits(self.model, window, inputs, self.warn)
+        with self.tap.caught() as caught:
+            logits = self.runner.logits(self.model, window, inputs, self.warn)
+        self.features = self.tap.joined(caught)
+        return logits

@@ -7,6 +7,7 @@ any model is patched; a weak table says which models are ours. Nothing is stored
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import sys
 import threading
@@ -19,11 +20,13 @@ from transformers import PreTrainedModel
 from transformers.generation.utils import GenerationMixin
 
 from specdec_kernels.config import SpeculativeConfig
+from specdec_kernels.config_checks import BY_MODEL
 from specdec_kernels.decoding.controller import AcceptanceModel, CostModel
 from specdec_kernels.drafting.factory import make_suffix_cache
 from specdec_kernels.drafting.suffix_cache import SuffixCache
 from specdec_kernels.hf.attention import UnsupportedModelError
 from specdec_kernels.hf.draft import Draft, load_draft
+from specdec_kernels.hf.eagle import Eagle, head_method, load_eagle
 from specdec_kernels.hf.model import Runner
 from specdec_kernels.hf.penalties import with_penalties
 from specdec_kernels.hf.support import support, unwrap
@@ -37,6 +40,9 @@ class Engine:
     """What we keep about a patched model, outside of it."""
 
     def __init__(self, model: PreTrainedModel, config: SpeculativeConfig):
+        if "draft_model" in config.methods and (method := head_method(config.model)) is not None:
+            combined = config.method.replace("draft_model", method)
+            config = dataclasses.replace(config, method=combined)
         self.config = config
         self.metrics = Metrics()
         self.costs = CostModel()
@@ -47,9 +53,9 @@ class Engine:
         self.proven = False
         self.warned: set[str] = set()
         self.runner = None if self.unsupported else Runner(model, config.linear)
-        self.draft: Draft | None = None
-        if "draft_model" in config.methods and not self.unsupported:
-            self.draft = load_draft(config.model, model, config.linear)
+        self.draft: Draft | Eagle | None = None
+        if config.model is not None and not self.unsupported:
+            self.draft = _load(config, model)
 
     def warn_plain(self, reason: str) -> None:
         """Says once per reason that a call runs plain."""
@@ -60,6 +66,13 @@ class Engine:
         if text not in self.warned:
             self.warned.add(text)
             warnings.warn(f"specdec_kernels: {text}", stacklevel=_level_of_the_caller())
+
+
+def _load(config: SpeculativeConfig, target: PreTrainedModel) -> Draft | Eagle:
+    method = next(method for method in config.methods if method in BY_MODEL)
+    if method == "draft_model":
+        return load_draft(config.model, target, config.linear)
+    return load_eagle(config.model, method, target, config.linear)
 
 
 def _level_of_the_caller() -> int:
