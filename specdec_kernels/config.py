@@ -10,14 +10,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-METHODS = ("ngram", "draft_model", "eagle", "eagle3", "none")
-BY_MODEL = ("draft_model", "eagle", "eagle3")
+METHODS = ("ngram", "draft_model", "eagle", "eagle3", "medusa", "none")
+BY_MODEL = ("draft_model", "eagle", "eagle3", "medusa")
 DRAFT_SAMPLE_METHODS = ("greedy", "probabilistic")
 LINEAR_MODES = ("auto", "invariant", "off")
-OPTIONAL = ("num_speculative_tokens", "prompt_lookup_matches", "draft_tree_depth")
+OPTIONAL = (
+    "num_speculative_tokens",
+    "prompt_lookup_matches",
+    "draft_tree_topk",
+    "draft_tree_depth",
+)
+MEDUSA_TOPK = 10
 RNGS = ("philox", "torch")
 
 Seed = int | tuple[int | None, ...] | None
+Choices = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -25,8 +32,9 @@ class SpeculativeConfig:
     """Settings of speculative decoding.
 
     method: "ngram" (prompt lookup), "draft_model" (a smaller model with the same tokenizer),
-        "eagle3" or "eagle" (an EAGLE head; "eagle" is EAGLE-1 and 2), or "none" (the same loop
-        without drafts). Without one, `model` decides by what lies there.
+        "eagle3" or "eagle" (an EAGLE head; "eagle" is EAGLE-1 and 2), "medusa" (Medusa heads), or
+        "none" (the same loop without drafts). Without one, `model` decides by what lies there, but
+        for "medusa".
     num_speculative_tokens: drafted tokens per step; None adapts every step, down to zero.
     max_speculative_tokens: the most that the adaptive choice may draft.
     prompt_lookup_min, prompt_lookup_max: shortest and longest n-gram that counts as a match.
@@ -52,16 +60,21 @@ class SpeculativeConfig:
         weights are not [out, in]. Layers that cannot be helped (quantised, hooked) are named in a
         warning: the promise is off then.
     model: the draft model or EAGLE head: a folder, a Hub id (loaded in the target's dtype), or a
-        loaded transformers model.
+        loaded transformers model. For "medusa" a folder or Hub id with
+        medusa_lm_head.safetensors or medusa_lm_head.pt, or such a file.
     draft_sample_method: drafts for sampled text: "greedy" takes the draft model's best token,
         "probabilistic" draws from its distribution at the row's temperature; under rule "coupled"
         with the target's own noise.
     draft_tree_topk: children per token of draft trees; 1 drafts chains. num_speculative_tokens then
-        counts the tokens of the whole tree.
+        counts the tokens of the whole tree. None: 1; 10 for "medusa", but 1 under rule "block" and
+        under linear="invariant".
     draft_tree_depth: levels of draft trees, at most (SGLang's num-steps); None lets
         num_speculative_tokens decide.
     draft_min_tokens: drafts of fewer levels are not used (llama.cpp's draft-n-min).
     draft_p_min: a draft ends before a token whose probability is lower (draft-p-min).
+    medusa_choices: the tree that Medusa heads draft, in the format of Medusa: for each node the
+        ranks of its ancestors and its own, as (0,), (1,), (0, 0). Where fewer tokens are drafted,
+        the likeliest of them. None: the likeliest tokens of all trees.
     """
 
     method: str = "ngram"
@@ -78,10 +91,11 @@ class SpeculativeConfig:
     linear: str = "auto"
     model: Any = field(default=None, repr=False)
     draft_sample_method: str = "greedy"
-    draft_tree_topk: int = 1
+    draft_tree_topk: int | None = None
     draft_tree_depth: int | None = None
     draft_min_tokens: int = 0
     draft_p_min: float = 0.0
+    medusa_choices: Choices | None = None
 
     def __post_init__(self) -> None:
         from specdec_kernels.ops.rejection_sample import RULES
@@ -120,6 +134,7 @@ class SpeculativeConfig:
         if self.rng == "torch":
             self._expect_nothing_against_torch()
         self._expect_a_draft_model_that_fits()
+        self._expect_a_tree_of_heads()
 
     def _expect_nothing_against_torch(self) -> None:
         if self.rule not in ("auto", "coupled"):
@@ -137,7 +152,7 @@ class SpeculativeConfig:
         if (self.model is None) == (self.method in BY_MODEL):
             got = "None" if self.model is None else f"one with method {self.method!r}"
             raise ValueError(f"model: expected one for methods {', '.join(BY_MODEL)}, got {got}")
-        cut = self.draft_tree_topk > 1 or self.draft_p_min > 0
+        cut = self.children_in_draft > 1 or self.draft_p_min > 0
         if self.draft_sample_method == "probabilistic" and cut:
             raise ValueError(
                 "draft_sample_method: expected greedy with draft_tree_topk above 1 or draft_p_min "
@@ -149,10 +164,37 @@ class SpeculativeConfig:
                 f"draft_min_tokens: expected at most the {most} tokens that a draft may have, "
                 f"got {self.draft_min_tokens}"
             )
-        if self.rule == "block" and self.draft_tree_topk > 1:
+        if self.rule == "block" and self.children_in_draft > 1:
             raise ValueError(
                 f"draft_tree_topk: expected 1 with rule 'block', got {self.draft_tree_topk}"
             )
+
+    def _expect_a_tree_of_heads(self) -> None:
+        if self.method == "medusa" and self.draft_sample_method == "probabilistic":
+            raise ValueError(
+                "draft_sample_method: expected greedy with method 'medusa', got 'probabilistic'"
+            )
+        if self.medusa_choices is None:
+            return
+        if self.method != "medusa":
+            raise ValueError(f"medusa_choices: expected method 'medusa', got {self.method!r}")
+        if self.draft_tree_topk is not None:
+            raise ValueError(
+                "draft_tree_topk: expected none with medusa_choices, which say it, "
+                f"got {self.draft_tree_topk}"
+            )
+        choices = normal_choices(self.medusa_choices)
+        if self.rule == "block" and len({len(path) for path in choices}) < len(choices):
+            raise ValueError(f"medusa_choices: expected a chain with rule 'block', got {choices}")
+        object.__setattr__(self, "medusa_choices", choices)
+
+    @property
+    def children_in_draft(self) -> int:
+        """Children of a token of a draft; `block` and the invariant forward want chains."""
+        if self.draft_tree_topk is not None:
+            return self.draft_tree_topk
+        chains = self.method != "medusa" or self.rule == "block" or self.linear == "invariant"
+        return 1 if chains else MEDUSA_TOPK
 
     @property
     def matches_in_draft(self) -> int:
@@ -213,6 +255,24 @@ def normal_seed(seed: Any) -> Seed:
     if several:
         return tuple(None if s is None else operator.index(s) for s in seed)
     return None if seed is None else operator.index(seed)
+
+
+def normal_choices(choices: Any) -> Choices:
+    """Distinct paths of ranks, closed under prefixes; raises TypeError or ValueError otherwise."""
+    if isinstance(choices, (str, bytes)) or not isinstance(choices, Sequence):
+        raise TypeError(f"medusa_choices: expected a list of paths, got {choices!r}")
+    paths = set()
+    for path in choices:
+        ranks = path if isinstance(path, Sequence) and not isinstance(path, (str, bytes)) else ()
+        if not ranks or any(isinstance(r, bool) or not isinstance(r, int) or r < 0 for r in ranks):
+            raise ValueError(f"medusa_choices: expected paths of ranks from 0 on, got {path!r}")
+        paths.add(tuple(ranks))
+    for path in sorted(paths):
+        if path[:-1] and path[:-1] not in paths:
+            raise ValueError(f"medusa_choices: expected {path[:-1]} too, the parent of {path}")
+    if not paths:
+        raise ValueError("medusa_choices: expected at least one path, got none")
+    return tuple(sorted(paths, key=lambda path: (len(path), path)))
 
 
 def _expect_share(name: str, value: Any) -> None:

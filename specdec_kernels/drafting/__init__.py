@@ -10,6 +10,7 @@ from torch import Tensor
 from specdec_kernels.config import SpeculativeConfig
 from specdec_kernels.drafting.draft_model import DraftModel, DraftModelDrafter
 from specdec_kernels.drafting.eagle import EagleDrafter, HeadRun
+from specdec_kernels.drafting.medusa import Heads, MedusaDrafter
 from specdec_kernels.drafting.ngram import NgramDrafter
 from specdec_kernels.drafting.none import NoDrafter
 from specdec_kernels.tree import Decision, DraftTree, SamplingParams
@@ -20,6 +21,8 @@ __all__ = [
     "Drafter",
     "EagleDrafter",
     "HeadRun",
+    "Heads",
+    "MedusaDrafter",
     "NgramDrafter",
     "NoDrafter",
     "make_drafter",
@@ -68,23 +71,27 @@ class Drafter(Protocol):
 def make_drafter(
     config: SpeculativeConfig,
     eos_token_ids: frozenset[int],
-    model: DraftModel | HeadRun | None = None,
+    model: DraftModel | HeadRun | Heads | None = None,
 ) -> Drafter:
     """The drafter of one run; rule `block` gets chains.
 
-    model: drafts under the methods "draft_model", "eagle" and "eagle3".
+    model: drafts under the methods "draft_model", "eagle", "eagle3" and "medusa".
     """
     if config.method == "none":
         return NoDrafter()
     if model is not None:
         options: dict[str, Any] = dict(
-            rule=config.rule,
-            probabilistic=config.draft_sample_method == "probabilistic",
-            topk=config.draft_tree_topk,
-            depth=config.draft_tree_depth,
+            topk=config.children_in_draft,
             min_tokens=config.draft_min_tokens,
             p_min=config.draft_p_min,
             eos_token_ids=eos_token_ids,
+        )
+        if isinstance(model, Heads):
+            return MedusaDrafter(model, choices=config.medusa_choices, **options)
+        options |= dict(
+            rule=config.rule,
+            probabilistic=config.draft_sample_method == "probabilistic",
+            depth=config.draft_tree_depth,
         )
         if isinstance(model, HeadRun):
             return EagleDrafter(model, **options)

@@ -24,6 +24,7 @@ from specdec_kernels.decoding.controller import AcceptanceModel, CostModel
 from specdec_kernels.hf.attention import UnsupportedModelError
 from specdec_kernels.hf.draft import Draft, load_draft
 from specdec_kernels.hf.eagle import Eagle, head_method, load_eagle
+from specdec_kernels.hf.medusa import MedusaHeads, load_heads
 from specdec_kernels.hf.model import Runner
 from specdec_kernels.hf.penalties import with_penalties
 from specdec_kernels.hf.support import support, unwrap
@@ -47,7 +48,7 @@ class Engine:
         self.proven = False
         self.warned: set[str] = set()
         self.runner = None if self.unsupported else Runner(model, config.linear)
-        self.draft: Draft | Eagle | None = None
+        self.draft: Draft | Eagle | MedusaHeads | None = None
         if config.model is not None and not self.unsupported:
             self.draft = _load(config, model)
 
@@ -62,9 +63,11 @@ class Engine:
             warnings.warn(f"specdec_kernels: {text}", stacklevel=_level_of_the_caller())
 
 
-def _load(config: SpeculativeConfig, target: PreTrainedModel) -> Draft | Eagle:
+def _load(config: SpeculativeConfig, target: PreTrainedModel) -> Draft | Eagle | MedusaHeads:
     if config.method == "draft_model":
         return load_draft(config.model, target, config.linear)
+    if config.method == "medusa":
+        return load_heads(config.model, target, config.linear, config.medusa_choices)
     return load_eagle(config.model, config.method, target, config.linear)
 
 
