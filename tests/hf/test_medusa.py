@@ -176,12 +176,17 @@ def test_b05_heads_that_know_the_text_are_always_right(shape, tmp_path, monkeypa
     assert metrics.accepted_per_position == [6, 6, 4]
 
 
-@pytest.mark.parametrize("rule", ["auto", "token", "block"])
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("settings", ["plain", "warped"])
+@pytest.mark.parametrize(
+    "shape, rule, settings",
+    [
+        ("chain", "block", "warped"),
+        ("chain", "token", "plain"),
+        ("tree", "auto", "plain"),
+        ("tree", "recursive", "warped"),
+        ("choices", "auto", "warped"),
+    ],
+)
 def test_a01_a02_a03_exact_joint(shape, rule, settings, tmp_path):
-    if rule == "block" and shape != "chain":
-        pytest.skip("chains only")
     model = fresh("llama", **SMALL)
     heads = write(tmp_path / "h", random_heads(3, 1, SMALL["hidden_size"], V, scale=0.5))
     torch.manual_seed(4)
@@ -190,3 +195,74 @@ def test_a01_a02_a03_exact_joint(shape, rule, settings, tmp_path):
         counts = draw(model, 6_300, **(WARPED if settings == "warped" else PLAIN))
     assert 0.02 < metrics.acceptance_rate < 0.98
     assert min(pvalues(counts, joints(settings))) > FALSE_ALARM
+
+
+def test_a29_coupled_text_does_not_depend_on_the_heads(tmp_path):
+    """In the kernel, with edited logits, and on the walk."""
+    target = fresh("phi3")
+    inputs = batch(random_rows((3, 9, 14), seed=5))
+    heads = write(tmp_path / "h", own_heads(target))
+    for extra in (dict(repetition_penalty=1.1, top_k=40), dict(no_repeat_ngram_size=4)):
+        options = dict(do_sample=True, temperature=0.6, max_new_tokens=24, **extra)
+        with accelerated(target, seed=7, method="none"):
+            expected = new_tokens(target, inputs, **options)
+        for shape in SHAPES.values():
+            with accelerated(target, seed=7, method="medusa", model=heads, **shape) as metrics:
+                assert new_tokens(target, inputs, **options) == expected
+            assert metrics.num_draft_tokens > 0
+
+
+def test_typical_rule_accepts_more_and_says_so(tmp_path):
+    target = fresh("phi3")
+    inputs = batch(random_rows((3, 9, 14), seed=5))
+    options = dict(do_sample=True, max_new_tokens=24, top_k=0)
+    heads = write(tmp_path / "h", random_heads())
+    lengths = {}
+    for rule in ("auto", "typical"):
+        given = dict(model=heads, rule=rule, seed=3, num_speculative_tokens=8)
+        given |= dict(posterior_threshold=0.0, posterior_alpha=0.0)
+        allowed = "rule 'typical' is lossy" if rule == "typical" else None
+        with accelerated(target, allowed, method="medusa", **given) as metrics:
+            new_tokens(target, inputs, **options)
+        lengths[rule] = metrics.mean_acceptance_length
+    assert lengths["typical"] > lengths["auto"]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_d01_c02_c22_ends_of_text_inside_drafts(shape, tmp_path):
+    target = fresh("llama")
+    inputs = batch(random_rows((9, 4), seed=6))
+    text = new_tokens(target, inputs, max_new_tokens=16)[0]
+    heads = write(tmp_path / "h", own_heads(target))
+    with accelerated(
+        target, method="medusa", model=heads, num_speculative_tokens=6, **SHAPES[shape]
+    ):
+        found = [new_tokens(target, inputs, eos_token_id=[text[i]]) for i in range(1, 12, 3)]
+        short = [new_tokens(target, inputs, max_new_tokens=n) for n in range(1, 6)]
+    assert found == [new_tokens(target, inputs, eos_token_id=[text[i]]) for i in range(1, 12, 3)]
+    assert short == [new_tokens(target, inputs, max_new_tokens=n) for n in range(1, 6)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_b18_the_end_of_positions(shape, tmp_path):
+    target = fresh("gpt2", max_position_embeddings=24, n_positions=24)
+    heads = write(tmp_path / "h", own_heads(target))
+    inputs = batch(random_rows((9, 4), seed=7))
+    for new in (14, 15):
+        expected = new_tokens(target, inputs, max_new_tokens=new)
+        with accelerated(
+            target, method="medusa", model=heads, num_speculative_tokens=8, **SHAPES[shape]
+        ) as metrics:
+            assert new_tokens(target, inputs, max_new_tokens=new) == expected
+        assert metrics.num_draft_tokens > 0
+
+
+def test_rows_of_one_prompt_with_num_return_sequences(tmp_path):
+    target = fresh("llama")
+    heads = write(tmp_path / "h", own_heads(target))
+    inputs = batch(random_rows((5,), seed=8))
+    options = dict(do_sample=True, max_new_tokens=16, num_return_sequences=3, top_k=0)
+    with accelerated(target, seed=1, method="none"):
+        expected = target.generate(**inputs, **options)
+    with accelerated(target, seed=1, method="medusa", model=heads):
+        assert torch.equal(target.generate(**inputs, **options), expected)
