@@ -69,7 +69,7 @@ class SpeculativeConfig:
         counts the tokens of the whole tree. None: 1; 10 for "medusa", but 1 under rule "block" and
         under linear="invariant".
     draft_tree_depth: levels of draft trees, at most (SGLang's num-steps); None lets
-        num_speculative_tokens decide.
+        num_speculative_tokens decide, and the number of Medusa heads.
     draft_min_tokens: drafts of fewer levels are not used (llama.cpp's draft-n-min).
     draft_p_min: a draft ends before a token whose probability is lower (draft-p-min).
     medusa_choices: the tree that Medusa heads draft, in the format of Medusa: for each node the

@@ -70,11 +70,16 @@ class MedusaHeads:
 
 
 def load_heads(
-    source: Any, target: PreTrainedModel, linear: str, choices: Choices | None = None
+    source: Any,
+    target: PreTrainedModel,
+    linear: str,
+    depth: int | None = None,
+    choices: Choices | None = None,
 ) -> MedusaHeads:
     """The heads in a file, a folder or a repository of the Hub, in the target's dtype.
 
-    How many there are, and of how many layers, the weights say: config.json is often wrong.
+    How many there are, and of how many layers, the weights say: config.json is often wrong. Those
+    beyond `depth` are left out.
 
     Raises:
         TypeError, ValueError: naming what was expected and what came.
@@ -92,6 +97,7 @@ def load_heads(
             f"model: expected heads 0 to {numbers[-1]}, got only {', '.join(map(str, numbers))} "
             f"in {path}"
         )
+    numbers = numbers[:depth]
     deepest = max(choices or [()], key=len)
     if len(deepest) > len(numbers):
         raise ValueError(

@@ -67,7 +67,8 @@ def _load(config: SpeculativeConfig, target: PreTrainedModel) -> Draft | Eagle |
     if config.method == "draft_model":
         return load_draft(config.model, target, config.linear)
     if config.method == "medusa":
-        return load_heads(config.model, target, config.linear, config.medusa_choices)
+        limits = config.draft_tree_depth, config.medusa_choices
+        return load_heads(config.model, target, config.linear, *limits)
     return load_eagle(config.model, config.method, target, config.linear)
 
 

@@ -13,6 +13,21 @@ from specdec_kernels.hf.medusa import load_heads
 FORMATS = ["pt", "safetensors"]
 
 
+def test_levels_may_be_fewer_than_heads(tmp_path):
+    target = fresh("llama")
+    heads = write(tmp_path / "h", random_heads(4))
+    options = dict(method="medusa", model=heads, num_speculative_tokens=8)
+    inputs = batch(random_rows((3, 9), seed=1))
+    for depth, topk in ((2, 1), (1, 3), (9, 1)):
+        with accelerated(
+            target, draft_tree_depth=depth, draft_tree_topk=topk, **options
+        ) as metrics:
+            new_tokens(target, inputs)
+        assert len(metrics.accepted_per_position) <= min(depth, 4)
+        most = max(metrics.num_draft_tokens / metrics.num_drafts, 0)
+        assert min(depth, 4) - 0.5 < most <= min(depth, 4)
+
+
 def refused(model, heads, match, error=ValueError, **options):
     with pytest.raises(error, match=match):
         sdk.patch(model, method="medusa", model=heads, **options)
