@@ -9,6 +9,7 @@ Heads", 2024.
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Sequence
@@ -68,7 +69,7 @@ class Candidates(NamedTuple):
 
 
 class MedusaDrafter:
-    """The most likely trees.
+    """The most likely trees. A token that ends the text has no children.
 
     topk: children per token; 1 drafts chains. choices: the paths to draft from, parents first; None
         for all that topk allows.
@@ -167,10 +168,9 @@ class MedusaDrafter:
         key = nodes, levels
         if key not in self._candidates:
             if self.choices is None:
-                paths = likely_paths(nodes, self.topk, levels)
+                found = _likely(nodes, self.topk, levels)
             else:
-                paths = [path for path in self.choices if len(path) <= levels]
-            found = Candidates.of(paths, levels)
+                found = Candidates.of([p for p in self.choices if len(p) <= levels], levels)
             self._candidates[key] = Candidates._make(field.to(device) for field in found)
         return self._candidates[key]
 
@@ -193,11 +193,16 @@ class MedusaDrafter:
         return ids[:, every, ranks].gather(2, own)[..., 0], scores
 
 
+@functools.lru_cache(maxsize=64)  # every run of every patched model asks for the same few
+def _likely(nodes: int, topk: int, levels: int) -> Candidates:
+    return Candidates.of(likely_paths(nodes, topk, levels), levels)
+
+
 def likely_paths(nodes: int, topk: int, levels: int) -> list[Path]:
     """The paths that can be among the best `nodes`, level by level.
 
-    No path whose ranks are all at most those of another one is less likely than it, nor are those
-    paths' beginnings: with them, a node has a place within `nodes` or it cannot be among the best.
+    A path is no likelier than any other one whose ranks are all at most its own, nor than the
+    beginnings of those: where they alone fill `nodes` places, none is left for it.
     """
     found: list[Path] = []
     level: list[tuple[Path, int, int]] = [((), 1, 0)]  # path, those at least as good, with prefixes
