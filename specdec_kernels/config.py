@@ -8,8 +8,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from specdec_kernels.config_checks import METHODS, Seed, check, methods_of, normal_seed
+from specdec_kernels.config_checks import (
+    METHODS,
+    Choices,
+    Seed,
+    check,
+    methods_of,
+    normal_choices,
+    normal_seed,
+)
 from specdec_kernels.spellings import Reading, llama_cpp, sglang, vllm
+
+MEDUSA_TOPK = 10
 
 
 @dataclass(frozen=True)
@@ -18,10 +28,10 @@ class SpeculativeConfig:
 
     method: "ngram" (prompt lookup), "suffix" (by counts of what followed before, in the text and in
         what earlier calls generated), "draft_model" (a smaller model with the same tokenizer),
-        "eagle3" or "eagle" (an EAGLE head; "eagle" is EAGLE-1 and 2), or "none" (the same loop
-        without drafts). Without one, `model` decides by what lies there. Several are combined:
-        "suffix+eagle3" merges all drafts for a row into one tree, "ngram,draft_model" takes the
-        first that has any.
+        "eagle3" or "eagle" (an EAGLE head; "eagle" is EAGLE-1 and 2), "medusa" (Medusa heads), or
+        "none" (the same loop without drafts). Without one, `model` decides by what lies there, but
+        for "medusa". Several are combined: "suffix+eagle3" merges all drafts for a row into one
+        tree, "ngram,draft_model" takes the first that has any.
     num_speculative_tokens: drafted tokens per step; None adapts every step, down to zero.
     max_speculative_tokens: the most that the adaptive choice may draft.
     prompt_lookup_min, prompt_lookup_max: shortest and longest n-gram that counts as a match.
@@ -55,16 +65,21 @@ class SpeculativeConfig:
         weights are not [out, in]. Layers that cannot be helped (quantised, hooked) are named in a
         warning: the promise is off then.
     model: the draft model or EAGLE head: a folder, a Hub id (loaded in the target's dtype), or a
-        loaded transformers model.
+        loaded transformers model. For "medusa" a folder or Hub id with
+        medusa_lm_head.safetensors or medusa_lm_head.pt, or such a file.
     draft_sample_method: drafts for sampled text: "greedy" takes the draft model's best token,
         "probabilistic" draws from its distribution at the row's temperature; under rule "coupled"
         with the target's own noise.
     draft_tree_topk: children per token of draft trees; 1 drafts chains. num_speculative_tokens then
-        counts the tokens of the whole tree.
+        counts the tokens of the whole tree. None: 1; 10 for "medusa", but 1 under rule "block" and
+        under linear="invariant".
     draft_tree_depth: levels of draft trees, at most (SGLang's num-steps); None lets
-        num_speculative_tokens decide.
+        num_speculative_tokens decide, and the number of Medusa heads.
     draft_min_tokens: drafts of fewer levels are not used (llama.cpp's draft-n-min).
     draft_p_min: a draft ends before a token whose probability is lower (draft-p-min).
+    medusa_choices: the tree that Medusa heads draft, in the format of Medusa: for each node the
+        ranks of its ancestors and its own, as (0,), (1,), (0, 0). Where fewer tokens are drafted,
+        the likeliest of them. None: the likeliest tokens of all trees.
     """
 
     method: str = "ngram"
@@ -87,13 +102,16 @@ class SpeculativeConfig:
     linear: str = "auto"
     model: Any = field(default=None, repr=False)
     draft_sample_method: str = "greedy"
-    draft_tree_topk: int = 1
+    draft_tree_topk: int | None = None
     draft_tree_depth: int | None = None
     draft_min_tokens: int = 0
     draft_p_min: float = 0.0
+    medusa_choices: Choices | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "seed", normal_seed(self.seed))
+        if self.medusa_choices is not None:
+            object.__setattr__(self, "medusa_choices", normal_choices(self.medusa_choices))
         check(self)
 
     @property
@@ -123,6 +141,14 @@ class SpeculativeConfig:
             return False
         default = self.linear != "invariant"
         return default if self.suffix_decoding_tree is None else self.suffix_decoding_tree
+
+    @property
+    def children_in_draft(self) -> int:
+        """Children of a token of a draft; `block` and the invariant forward want chains."""
+        if self.draft_tree_topk is not None:
+            return self.draft_tree_topk
+        trees = "medusa" in self.methods and self.rule != "block" and self.linear != "invariant"
+        return MEDUSA_TOPK if trees else 1
 
     @property
     def matches_in_draft(self) -> int:

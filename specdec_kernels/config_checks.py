@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from specdec_kernels.config import SpeculativeConfig
 
-METHODS = ("ngram", "suffix", "draft_model", "eagle", "eagle3", "none")
-BY_MODEL = ("draft_model", "eagle", "eagle3")
+METHODS = ("ngram", "suffix", "draft_model", "eagle", "eagle3", "medusa", "none")
+BY_MODEL = ("draft_model", "eagle", "eagle3", "medusa")
 DRAFT_SAMPLE_METHODS = ("greedy", "probabilistic")
 LINEAR_MODES = ("auto", "invariant", "off")
 RNGS = ("philox", "torch")
@@ -30,7 +30,12 @@ LEAST = {
     "draft_tree_depth": 1,
     "draft_min_tokens": 0,
 }
-MAY_BE_NONE = ("num_speculative_tokens", "prompt_lookup_matches", "draft_tree_depth")
+MAY_BE_NONE = (
+    "num_speculative_tokens",
+    "prompt_lookup_matches",
+    "draft_tree_topk",
+    "draft_tree_depth",
+)
 # What the compiled suffix tree can hold.
 MOST = {
     "suffix_decoding_max_tree_depth": 1024,
@@ -44,6 +49,7 @@ SHARES = (
     "draft_p_min",
 )
 
+Choices = tuple[tuple[int, ...], ...]
 Seed = int | tuple[int | None, ...] | None
 
 
@@ -72,6 +78,7 @@ def check(config: SpeculativeConfig) -> None:
         )
     _check_suffix(config)
     _check_draft_model(config)
+    _check_medusa(config)
     _check_rule(config)
 
 
@@ -137,7 +144,7 @@ def _check_draft_model(config: SpeculativeConfig) -> None:
     if (config.model is None) == bool(by_model):
         got = "None" if config.model is None else f"one with method {config.method!r}"
         raise ValueError(f"model: expected one for methods {', '.join(BY_MODEL)}, got {got}")
-    cut = config.draft_tree_topk > 1 or config.draft_p_min > 0
+    cut = config.children_in_draft > 1 or config.draft_p_min > 0
     if config.draft_sample_method == "probabilistic" and cut:
         raise ValueError(
             "draft_sample_method: expected greedy with draft_tree_topk above 1 or draft_p_min "
@@ -148,10 +155,29 @@ def _check_draft_model(config: SpeculativeConfig) -> None:
             f"draft_min_tokens: expected at most the {config.most_drafted} tokens that a draft may "
             f"have, got {config.draft_min_tokens}"
         )
-    if config.rule == "block" and config.draft_tree_topk > 1:
+    if config.rule == "block" and config.children_in_draft > 1:
         raise ValueError(
             f"draft_tree_topk: expected 1 with rule 'block', got {config.draft_tree_topk}"
         )
+
+
+def _check_medusa(config: SpeculativeConfig) -> None:
+    if "medusa" in config.methods and config.draft_sample_method == "probabilistic":
+        raise ValueError(
+            "draft_sample_method: expected greedy with method 'medusa', got 'probabilistic'"
+        )
+    choices = config.medusa_choices
+    if choices is None:
+        return
+    if "medusa" not in config.methods:
+        raise ValueError(f"medusa_choices: expected method 'medusa', got {config.method!r}")
+    if config.draft_tree_topk is not None:
+        raise ValueError(
+            "draft_tree_topk: expected none with medusa_choices, which say it, "
+            f"got {config.draft_tree_topk}"
+        )
+    if config.rule == "block" and len({len(path) for path in choices}) < len(choices):
+        raise ValueError(f"medusa_choices: expected a chain with rule 'block', got {choices}")
 
 
 def normal_seed(seed: Any) -> Seed:
@@ -168,6 +194,24 @@ def normal_seed(seed: Any) -> Seed:
     if several:
         return tuple(None if s is None else operator.index(s) for s in seed)
     return None if seed is None else operator.index(seed)
+
+
+def normal_choices(choices: Any) -> Choices:
+    """Distinct paths of ranks, closed under prefixes; raises TypeError or ValueError otherwise."""
+    if isinstance(choices, (str, bytes)) or not isinstance(choices, Sequence):
+        raise TypeError(f"medusa_choices: expected a list of paths, got {choices!r}")
+    paths = set()
+    for path in choices:
+        ranks = path if isinstance(path, Sequence) and not isinstance(path, (str, bytes)) else ()
+        if not ranks or any(isinstance(r, bool) or not isinstance(r, int) or r < 0 for r in ranks):
+            raise ValueError(f"medusa_choices: expected paths of ranks from 0 on, got {path!r}")
+        paths.add(tuple(ranks))
+    for path in sorted(paths):
+        if path[:-1] and path[:-1] not in paths:
+            raise ValueError(f"medusa_choices: expected {path[:-1]} too, the parent of {path}")
+    if not paths:
+        raise ValueError("medusa_choices: expected at least one path, got none")
+    return tuple(sorted(paths, key=lambda path: (len(path), path)))
 
 
 def _expect_integer(name: str, value: Any, least: int, most: int | None) -> None:

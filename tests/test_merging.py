@@ -123,14 +123,22 @@ def test_every_drafter_gets_the_hidden_states_of_its_layers_in_its_slots():
     tree = both.propose(TEXT, LENS, None, [20, 20, 1], [9, 9, 9])
     path = torch.full_like(tree.parents, -1)
     path[:, 0] = 0
-    both.commit(Decision(path, [0, 0, 0], [1, 1, 1]), features(3, tree.width))
+    path[0, 1:4] = torch.tensor([1, 2, 3])
+    both.commit(Decision(path, [3, 0, 0], [3, 1, 1]), features(3, tree.width))
     for part in (first, second):
         assert part.features[0][1, :, ::2].tolist() == [
             [100 * layer + slot for layer in part.hidden_layers] for slot in range(2)
         ]
-    assert first.features[1][0, :, 1].tolist() == [400, 401, 404]
-    assert second.features[1][0, :, 0].tolist() == [200, 201, 202, 203]
+    assert first.features[1][0, :3, 1].tolist() == [400, 401, 404]
+    assert second.features[1][0, :4, 0].tolist() == [200, 201, 202, 203]
     assert second.features[1][1, :2, 3].tolist() == [900, 901]
+    for part, slots in ((first, [0, 1, 5, 6]), (second, [0, 1, 2, 3])):
+        told = part.told[0]
+        assert told.path[0, :4].tolist() == slots and told.num_kept == [3, 1, 1]
+        assert part.features[1][0, slots, 0].tolist() == [
+            100 * part.hidden_layers[0] + slot for slot in range(4)
+        ]
+    assert first.told[0].num_accepted == [1, 0, 0]
 
 
 def test_a_drafter_that_wants_no_hidden_states_gets_none():

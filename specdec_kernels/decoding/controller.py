@@ -11,7 +11,7 @@ from __future__ import annotations
 import statistics
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from specdec_kernels.drafting.cost import DraftCost
 
@@ -87,6 +87,8 @@ class Controller:
     fixed: draft this many tokens whenever the drafter has any, without adapting.
     largest, smallest: bounds of the adaptive size, if it is not zero.
     draft_cost: what drafting costs, where that is not next to nothing.
+    expected: tokens per step of a row with this many drafted tokens, where the drafter knows better
+        than what a chain brings.
     """
 
     def __init__(
@@ -98,6 +100,7 @@ class Controller:
         largest: int,
         smallest: int = 1,
         draft_cost: DraftCost | None = None,
+        expected: Callable[[int], float] | None = None,
     ):
         self.costs = costs
         self.acceptance = acceptance
@@ -105,6 +108,7 @@ class Controller:
         self.largest = largest
         self.smallest = smallest
         self.draft_cost = draft_cost
+        self.expected = expected
         self._pause: dict[int, int] = {}
         self._pause_left: dict[int, int] = {}
         self._dear_pause = 0
@@ -120,19 +124,17 @@ class Controller:
         sizes = [0, *(s for s in sorted({*SIZES, self.smallest}) if self.smallest <= s <= most)]
         costs = self.costs.curve(batch, [s + 1 for s in sizes])
         if self.draft_cost is not None:
-            drafted = self.draft_cost.per_token(batch, costs[0])
-            costs = [cost + drafted * size for size, cost in zip(sizes, costs, strict=True)]
-        chances = [self.acceptance.probability(c) if c else 0.0 for c in confidence]
-        gains = [
-            sum(_expected(a, s) for a in chances) / c for s, c in zip(sizes, costs, strict=True)
-        ]
+            drafting = [self.draft_cost.of(size, batch, costs[0]) for size in sizes]
+            costs = [cost + more for cost, more in zip(costs, drafting, strict=True)]
+        tokens = self._tokens(confidence, sizes)
+        gains = [n / cost for n, cost in zip(tokens, costs, strict=True)]
         best = max(range(len(sizes)), key=gains.__getitem__)
         if gains[best] > MARGIN * gains[0]:
             return sizes[best]
         if len(sizes) == 1:
             return 0
         if self.draft_cost is not None:
-            lost = costs[1] / costs[0] - sum(_expected(a, sizes[1]) for a in chances) / len(chances)
+            lost = costs[1] / costs[0] - tokens[1] / tokens[0]
             self._dear_pause = int(max(lost, 0.0) / PROBE_SHARE)
         return self._probe(max(confidence))
 
@@ -145,6 +147,15 @@ class Controller:
                 pause = 2 * self._pause.get(c, FIRST_PAUSE // 2) if kept == 0 else FIRST_PAUSE
                 self._pause[c] = min(pause, LONGEST_PAUSE)
                 self._pause_left[c] = max(self._pause[c], self._dear_pause)
+
+    def _tokens(self, confidence: Sequence[int], sizes: Sequence[int]) -> list[float]:
+        """What a step is expected to emit in all rows, by draft size."""
+        if self.expected is not None:
+            by_size = [self.expected(size) for size in sizes]
+            drafting = sum(map(bool, confidence))
+            return [drafting * n + len(confidence) - drafting for n in by_size]
+        chances = [self.acceptance.probability(c) if c else 0.0 for c in confidence]
+        return [sum(_expected(a, size) for a in chances) for size in sizes]
 
     def _probe(self, confidence: int) -> int:
         """A short draft now and then, so that a text that turns predictable is noticed.

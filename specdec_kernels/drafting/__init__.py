@@ -46,7 +46,10 @@ class Drafter(Protocol):
         """
 
     def commit(self, decision: Decision, features: Tensor | None) -> None:
-        """What became of the last proposal; features [B, T, n], slot i that of node i."""
+        """What became of the last proposal; features [B, T, n], slot i that of node i.
+
+        A drafter with hidden layers may be given slots behind its tree: what others drafted.
+        """
 
     def end(self, tokens: Tensor, lens: Tensor) -> None:
         """Every row is finished; `tokens` holds the texts whole."""

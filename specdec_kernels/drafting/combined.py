@@ -117,7 +117,10 @@ class CombinedDrafter:
                         self.record(name, depth, min(accepted, kept))
             hidden = self._features_of(name, features)
             if hidden is not None:
-                hidden = self._in_own_slots(name, tree, hidden)
+                hidden = torch.cat(
+                    [self._in_own_slots(name, tree, hidden), along(decision.path, hidden)], 1
+                )
+                own = self._to_the_end(tree, decision, own)
             self.parts[name].commit(own, hidden)
 
     def _class(self, b: int) -> int:
@@ -145,7 +148,15 @@ class CombinedDrafter:
         for b, row in enumerate(self._rows):
             own = row.slots.get(name, ())
             slots[b, : len(own)] = torch.tensor(own, dtype=torch.int64).clamp(min=0)
-        return features.gather(1, slots[..., None].expand(-1, -1, features.shape[-1]))
+        return along(slots, features)
+
+    def _to_the_end(self, tree: DraftTree, decision: Decision, own: Decision) -> Decision:
+        """For who wants hidden states: also what others drafted, in slots behind `tree`."""
+        places = torch.arange(decision.path.shape[1], dtype=torch.int32, device=tree.parents.device)
+        path = torch.where(decision.path < 0, -1, tree.width + places)
+        mine = own.path[:, : path.shape[1]]
+        path[:, : mine.shape[1]] = torch.where(mine < 0, path[:, : mine.shape[1]], mine)
+        return Decision(path, own.num_accepted, decision.num_kept)
 
     def _own(self, name: str, tree: DraftTree, decision: Decision) -> Decision:
         """`decision` in the slots of one drafter's tree, as far down as it had drafted the same."""
@@ -161,6 +172,12 @@ class CombinedDrafter:
             accepted.append(len(own) - 1)
             kept.append(min(len(own), decision.num_kept[b]))
         return Decision(path, accepted, kept)
+
+
+def along(path: Tensor, features: Tensor) -> Tensor:
+    """The features [B, T, n] of the slots of a path [B, T], in its order."""
+    slots = path.long().clamp(min=0)
+    return features.gather(1, slots[..., None].expand(-1, -1, features.shape[-1]))
 
 
 def alone(name: str, nodes: Sequence[tuple[int, int]]) -> Row:

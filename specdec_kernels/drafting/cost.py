@@ -11,10 +11,12 @@ class DraftCost:
     """Seconds per drafted token, by batch: the median of recent measurements.
 
     prior: the share of a target forward that one is taken to cost until it is measured.
+    most: further tokens of a step cost nothing; None without such a limit.
     """
 
-    def __init__(self, prior: float):
+    def __init__(self, prior: float, most: int | None = None):
         self.prior = prior
+        self.most = most
         self._lock = threading.Lock()
         self._samples: dict[int, deque[float]] = {}
 
@@ -27,3 +29,8 @@ class DraftCost:
         with self._lock:
             known = self._samples.get(batch)
             return statistics.median(known) if known else self.prior * forward
+
+    def of(self, drafted: int, batch: int, forward: float) -> float:
+        """Of a step with `drafted` tokens per row, in the unit of `forward`."""
+        paid = drafted if self.most is None else min(drafted, self.most)
+        return paid * self.per_token(batch, forward)

@@ -10,6 +10,7 @@ from specdec_kernels.drafting import Drafter
 from specdec_kernels.drafting.combined import CombinedDrafter
 from specdec_kernels.drafting.draft_model import DraftModel, DraftModelDrafter
 from specdec_kernels.drafting.eagle import EagleDrafter, HeadRun
+from specdec_kernels.drafting.medusa import Heads, MedusaDrafter
 from specdec_kernels.drafting.ngram import NgramDrafter
 from specdec_kernels.drafting.none import NoDrafter
 from specdec_kernels.drafting.suffix import SuffixDrafter
@@ -23,7 +24,7 @@ class Sources(NamedTuple):
     """
 
     suffix_cache: SuffixCache | None = None
-    model: DraftModel | HeadRun | None = None
+    model: DraftModel | HeadRun | Heads | None = None
 
 
 NOTHING = Sources()
@@ -90,13 +91,17 @@ def _by_model(
 ) -> Drafter:
     assert sources.model is not None
     options: dict[str, Any] = dict(
-        rule=config.rule,
-        probabilistic=config.draft_sample_method == "probabilistic",
-        topk=config.draft_tree_topk,
-        depth=config.draft_tree_depth,
+        topk=config.children_in_draft,
         min_tokens=config.draft_min_tokens,
         p_min=config.draft_p_min,
         eos_token_ids=eos_token_ids,
+    )
+    if isinstance(sources.model, Heads):
+        return MedusaDrafter(sources.model, choices=config.medusa_choices, **options)
+    options |= dict(
+        rule=config.rule,
+        probabilistic=config.draft_sample_method == "probabilistic",
+        depth=config.draft_tree_depth,
     )
     if isinstance(sources.model, HeadRun):
         return EagleDrafter(sources.model, **options)
@@ -110,4 +115,5 @@ MAKERS: dict[str, Callable[[SpeculativeConfig, frozenset[int], Sources], Drafter
     "draft_model": _by_model,
     "eagle": _by_model,
     "eagle3": _by_model,
+    "medusa": _by_model,
 }

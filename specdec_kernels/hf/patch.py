@@ -27,6 +27,7 @@ from specdec_kernels.drafting.suffix_cache import SuffixCache
 from specdec_kernels.hf.attention import UnsupportedModelError
 from specdec_kernels.hf.draft import Draft, load_draft
 from specdec_kernels.hf.eagle import Eagle, head_method, load_eagle
+from specdec_kernels.hf.medusa import MedusaHeads, load_heads
 from specdec_kernels.hf.model import Runner
 from specdec_kernels.hf.penalties import with_penalties
 from specdec_kernels.hf.support import support, unwrap
@@ -53,7 +54,7 @@ class Engine:
         self.proven = False
         self.warned: set[str] = set()
         self.runner = None if self.unsupported else Runner(model, config.linear)
-        self.draft: Draft | Eagle | None = None
+        self.draft: Draft | Eagle | MedusaHeads | None = None
         if config.model is not None and not self.unsupported:
             self.draft = _load(config, model)
 
@@ -68,10 +69,13 @@ class Engine:
             warnings.warn(f"specdec_kernels: {text}", stacklevel=_level_of_the_caller())
 
 
-def _load(config: SpeculativeConfig, target: PreTrainedModel) -> Draft | Eagle:
+def _load(config: SpeculativeConfig, target: PreTrainedModel) -> Draft | Eagle | MedusaHeads:
     method = next(method for method in config.methods if method in BY_MODEL)
     if method == "draft_model":
         return load_draft(config.model, target, config.linear)
+    if method == "medusa":
+        limits = config.draft_tree_depth, config.medusa_choices
+        return load_heads(config.model, target, config.linear, *limits)
     return load_eagle(config.model, method, target, config.linear)
 
 
