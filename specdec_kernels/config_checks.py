@@ -141,9 +141,15 @@ def _check_draft_model(config: SpeculativeConfig) -> None:
     by_model = [method for method in config.methods if method in BY_MODEL]
     if len(by_model) > 1:
         raise ValueError(f"method: expected one of {', '.join(BY_MODEL)}, got {config.method!r}")
-    if (config.model is None) == bool(by_model):
-        got = "None" if config.model is None else f"one with method {config.method!r}"
-        raise ValueError(f"model: expected one for methods {', '.join(BY_MODEL)}, got {got}")
+    if by_model and config.model is None:
+        raise ValueError(
+            f"model: expected a draft model or heads for method {by_model[0]!r}, got None"
+        )
+    if config.model is not None and not by_model:
+        raise ValueError(
+            f"model: expected one for methods {', '.join(BY_MODEL)} only, "
+            f"got one with method {config.method!r}"
+        )
     cut = config.children_in_draft > 1 or config.draft_p_min > 0
     if config.draft_sample_method == "probabilistic" and cut:
         raise ValueError(

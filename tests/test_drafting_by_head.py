@@ -5,9 +5,8 @@ import torch
 from eagle_heads import DIM, EPS, HEADS, INTER, KV_HEADS, THETA, D, Dense, head_weights
 from torch import nn
 
-from specdec_kernels.drafting import EagleDrafter
 from specdec_kernels.drafting.cost import DraftCost
-from specdec_kernels.drafting.eagle import Head, HeadConfig, HeadRun
+from specdec_kernels.drafting.eagle import EagleDrafter, Head, HeadConfig, HeadRun
 from specdec_kernels.tree import Decision
 
 V, SIZE, IDS = 50, 12, (4, 0)

@@ -3,8 +3,10 @@
 import pytest
 import torch
 from test_draft_model import noisy
+from test_eagle_text import agreeing
+from test_medusa import fitted_heads, write
 from test_sampling import FALSE_ALARM, SMALL, WARPED, draw, joints, pvalues
-from tiny import accelerated, batch, fresh, lookup_rows, new_tokens
+from tiny import accelerated, batch, fresh, lookup_rows, new_tokens, random_rows
 
 import specdec_kernels as sdk
 from specdec_kernels import native
@@ -60,6 +62,38 @@ def test_the_draft_model_follows_a_text_that_others_drafted(model, rows, method,
     assert counts["ngram"]["num_accepted_tokens"] <= counts["ngram"]["num_draft_tokens"]
 
 
+@pytest.mark.parametrize("method", ["ngram+eagle", "ngram,eagle"])
+def test_an_eagle_head_follows_a_text_that_others_drafted(method, tmp_path):
+    """A head that says what its target says: all that it drafts, and finds room for, is kept."""
+    target = fresh("llama")
+    head = agreeing(target, tmp_path)
+    inputs = batch(lookup_rows(target))
+    expected = new_tokens(target, inputs, max_new_tokens=100)
+    with accelerated(target, model=head, method="eagle", num_speculative_tokens=6) as metrics:
+        assert new_tokens(target, inputs, max_new_tokens=100) == expected
+        alone = metrics.acceptance_rate
+    options = dict(num_speculative_tokens=6, prompt_lookup_min=5)
+    with accelerated(target, model=head, method=method, **options) as metrics:
+        assert new_tokens(target, inputs, max_new_tokens=100) == expected
+    assert metrics.snapshot()["drafters"]["ngram"]["num_draft_tokens"] > 0
+    own = metrics.snapshot()["drafters"]["eagle"]
+    assert own["num_draft_tokens"] > 0
+    assert own["num_accepted_tokens"] >= (alone - 0.05) * own["num_draft_tokens"] > 0
+
+
+@pytest.mark.parametrize("method", ["ngram+medusa", "ngram,medusa"])
+def test_medusa_heads_follow_a_text_that_others_drafted(method, tmp_path):
+    target = fresh("llama")
+    rows = random_rows((3, 9), seed=3)
+    texts = new_tokens(target, batch(rows), max_new_tokens=14)
+    weights = fitted_heads(target, [r + t for r, t in zip(rows, texts, strict=True)])
+    options = dict(model=write(tmp_path / "h", weights), draft_tree_topk=1)
+    with accelerated(target, method=method, num_speculative_tokens=6, **options) as metrics:
+        assert new_tokens(target, batch(rows), max_new_tokens=12) == [t[:12] for t in texts]
+    own = metrics.snapshot()["drafters"]["medusa"]
+    assert 0 < own["num_draft_tokens"] == own["num_accepted_tokens"]
+
+
 def test_attribution_adds_up_over_calls(model, rows):
     inputs = batch(rows)
     with accelerated(model, method="ngram+suffix", num_speculative_tokens=6) as metrics:
@@ -109,7 +143,7 @@ def test_exact_joint(method, rule, sampling):
         ("ngram+none", "different drafters"),
         ("ngram+suffix,draft_model", "joined by"),
         ("ngram+magic", "got 'magic'"),
-        ("suffix+draft_model", "model: expected a draft model for method 'draft_model'"),
+        ("suffix+draft_model", "model: expected a draft model or heads"),
     ],
 )
 def test_combinations_that_make_no_sense(method, message):

@@ -71,7 +71,7 @@ def proposals_of(monkeypatch, target, prompts, texts, source, **options):
     monkeypatch.setattr(
         Watched, "future", lambda self, b, text: texts[b][len(text) - len(prompts[b]) :]
     )
-    monkeypatch.setattr("specdec_kernels.drafting.EagleDrafter", Watched)
+    monkeypatch.setattr("specdec_kernels.drafting.factory.EagleDrafter", Watched)
     with accelerated(target, model=source, **options) as metrics:
         out = new_tokens(target, batch(prompts), max_new_tokens=len(texts[0]))
     assert out == texts

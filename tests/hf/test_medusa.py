@@ -5,7 +5,7 @@ import torch
 from test_sampling import FALSE_ALARM, PLAIN, SMALL, WARPED, V, draw, joints, pvalues
 from tiny import VOCAB, accelerated, batch, fresh, new_tokens, random_rows
 
-from specdec_kernels.drafting import MedusaDrafter
+from specdec_kernels.drafting.medusa import MedusaDrafter
 
 CHOICES = [[0], [1], [0, 0], [0, 1], [2], [0, 0, 0], [1, 0], [0, 0, 1]]
 SHAPES = {

@@ -186,6 +186,6 @@ def test_options_that_do_not_fit(tmp_path):
             medusa_choices=CHOICES)  # fmt: skip
     refused(model, heads, "expected 1 with rule 'block', got 3", rule="block", draft_tree_topk=3)
     refused(model, heads, "expected greedy", draft_sample_method="probabilistic")
-    refused(model, None, "expected one for methods .*, medusa, got None")
+    refused(model, None, "expected a draft model or heads for method 'medusa', got None")
     with pytest.raises(ValueError, match="medusa_choices: expected method 'medusa', got 'ngram'"):
         sdk.patch(model, medusa_choices=CHOICES)
