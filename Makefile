@@ -46,7 +46,7 @@ lint: $(STAMPS)/lint
 
 KERNEL_TESTS := $(addprefix $(CURDIR)/tests/test_,build_tree.py commit_kv.py linear_small_m.py ngram_index.py \
 	ngram_lookup.py numerics.py random.py rejection_sample.py rejection_sample_rules.py rms_norm.py sample.py \
-	topk_logprobs.py tree_attention.py verify_greedy.py)
+	suffix_cache.py suffix_tree.py topk_logprobs.py tree_attention.py verify_greedy.py)
 BF16_TESTS := $(addprefix $(CURDIR)/tests/test_,linear_small_m.py probe.py tree_attention.py)
 PYTEST_AWAY := $(CURDIR)/$(PY) -m pytest -q -p no:cacheprovider --rootdir $(CURDIR) -c $(CURDIR)/pyproject.toml
 

@@ -36,7 +36,8 @@ SHORTEST_AVERAGE = 10e-3  # the same where a call's work depends on the set
 SLOW_CALL = 50e-3
 RIVALS = (
     "sdpa_bool", "sdpa_folded", "flex", "hf_sdpa", "torch_batched", "hf_speculative_sampling",
-    "prompt_lookup", "ngram_lookup", "torch_linear", "index_copy",
+    "prompt_lookup", "ngram_lookup", "torch_linear", "index_copy", "arctic_inference",
+    "python_dict",
 )  # fmt: skip
 READ = "read"
 OUTCOME = ("accepted", "rows", "rows_visited", "visited_bytes")

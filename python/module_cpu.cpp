@@ -16,6 +16,7 @@ void bind_probe(py::module_& m);
 void bind_rejection_sample(py::module_& m);
 void bind_rms_norm(py::module_& m);
 void bind_sample(py::module_& m);
+void bind_suffix_tree(py::module_& m);
 void bind_topk_logprobs(py::module_& m);
 void bind_tree_attention(py::module_& m);
 void bind_verify_greedy(py::module_& m);
@@ -37,6 +38,7 @@ PYBIND11_MODULE(_cpu, m) {
   bind_rejection_sample(m);
   bind_rms_norm(m);
   bind_sample(m);
+  bind_suffix_tree(m);
   bind_topk_logprobs(m);
   bind_tree_attention(m);
   bind_verify_greedy(m);

@@ -14,15 +14,25 @@ from specdec_kernels import ops
 from specdec_kernels.config import SpeculativeConfig
 
 if TYPE_CHECKING:
-    from specdec_kernels.hf import metrics, patch, patched, support, unpatch
+    from specdec_kernels.hf.patch import metrics, patch, patched, suffix_cache, unpatch
+    from specdec_kernels.hf.support import support
 
 __version__ = "0.1.0"
-__all__ = ["SpeculativeConfig", "metrics", "ops", "patch", "patched", "support", "unpatch"]
+__all__ = [
+    "SpeculativeConfig",
+    "metrics",
+    "ops",
+    "patch",
+    "patched",
+    "suffix_cache",
+    "support",
+    "unpatch",
+]
 
 # Importing a submodule binds its name here; `metrics` is to be the function.
 del globals()["metrics"]
 
-_FROM_HF = frozenset({"metrics", "patch", "patched", "support", "unpatch"})
+_FROM_HF = frozenset({"metrics", "patch", "patched", "suffix_cache", "support", "unpatch"})
 
 
 def __getattr__(name: str) -> Any:

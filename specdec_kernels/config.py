@@ -4,31 +4,47 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
-import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from specdec_kernels.config_checks import (
+    METHODS,
+    Choices,
+    Seed,
+    check,
+    methods_of,
+    normal_choices,
+    normal_seed,
+)
 from specdec_kernels.spellings import Reading, llama_cpp, sglang, vllm
 
-METHODS = ("ngram", "none")
-LINEAR_MODES = ("auto", "invariant", "off")
-RNGS = ("philox", "torch")
-
-Seed = int | tuple[int | None, ...] | None
+MEDUSA_TOPK = 10
 
 
 @dataclass(frozen=True)
 class SpeculativeConfig:
     """Settings of speculative decoding.
 
-    method: "ngram" (prompt lookup), or "none" (the same loop without drafts).
+    method: "ngram" (prompt lookup), "suffix" (by counts of what followed before, in the text and in
+        what earlier calls generated), "draft_model" (a smaller model with the same tokenizer),
+        "eagle3" or "eagle" (an EAGLE head; "eagle" is EAGLE-1 and 2), "medusa" (Medusa heads), or
+        "none" (the same loop without drafts). Without one, `model` decides by what lies there, but
+        for "medusa". Several are combined: "suffix+eagle3" merges all drafts for a row into one
+        tree, "ngram,draft_model" takes the first that has any.
     num_speculative_tokens: drafted tokens per step; None adapts every step, down to zero.
     max_speculative_tokens: the most that the adaptive choice may draft.
     prompt_lookup_min, prompt_lookup_max: shortest and longest n-gram that counts as a match.
     prompt_lookup_matches: how many different continuations are merged into the draft tree; 1 drafts
         chains. None: 3, and 1 under linear="invariant", whose promise is one for chains.
+    suffix_decoding_max_tree_depth: longest n-gram that is counted: a match and its draft together.
+    suffix_decoding_max_cached_requests: how many outputs of earlier calls are kept, the oldest
+        leaving first; 0 keeps none. With any, sampling takes the rule "coupled", and no other.
+    suffix_decoding_max_cached_tokens: how many tokens those may have together; about 50 bytes each.
+    suffix_decoding_max_spec_factor: drafted tokens per token of the match, at most.
+    suffix_decoding_min_token_prob: nothing is drafted that followed more rarely.
+    suffix_decoding_tree: draft trees (True) or chains (False). None: trees, and chains under
+        linear="invariant". Rule "block" always gets chains.
     seed: row seeds for sampling, one int (row i gets seed + i) or one per row, None among them for
         rows without; these, and all rows when seed is None, take theirs from torch's generator.
     rng: "philox" draws by row seeds. "torch" draws as plain `generate` does, a `torch.multinomial`
@@ -48,6 +64,22 @@ class SpeculativeConfig:
         mixtures of experts most of the gain, as experts and routers compute row by row where their
         weights are not [out, in]. Layers that cannot be helped (quantised, hooked) are named in a
         warning: the promise is off then.
+    model: the draft model or EAGLE head: a folder, a Hub id (loaded in the target's dtype), or a
+        loaded transformers model. For "medusa" a folder or Hub id with
+        medusa_lm_head.safetensors or medusa_lm_head.pt, or such a file.
+    draft_sample_method: drafts for sampled text: "greedy" takes the draft model's best token,
+        "probabilistic" draws from its distribution at the row's temperature; under rule "coupled"
+        with the target's own noise.
+    draft_tree_topk: children per token of draft trees; 1 drafts chains. num_speculative_tokens then
+        counts the tokens of the whole tree. None: 1; 10 for "medusa", but 1 under rule "block" and
+        under linear="invariant".
+    draft_tree_depth: levels of draft trees, at most (SGLang's num-steps); None lets
+        num_speculative_tokens decide, and the number of Medusa heads.
+    draft_min_tokens: drafts of fewer levels are not used (llama.cpp's draft-n-min).
+    draft_p_min: a draft ends before a token whose probability is lower (draft-p-min).
+    medusa_choices: the tree that Medusa heads draft, in the format of Medusa: for each node the
+        ranks of its ancestors and its own, as (0,), (1,), (0, 0). Where fewer tokens are drafted,
+        the likeliest of them. None: the likeliest tokens of all trees.
     """
 
     method: str = "ngram"
@@ -56,56 +88,67 @@ class SpeculativeConfig:
     prompt_lookup_min: int = 1
     prompt_lookup_max: int = 16
     prompt_lookup_matches: int | None = None
+    suffix_decoding_max_tree_depth: int = 24
+    suffix_decoding_max_cached_requests: int = 10_000
+    suffix_decoding_max_cached_tokens: int = 4_000_000
+    suffix_decoding_max_spec_factor: float = 1.0
+    suffix_decoding_min_token_prob: float = 0.1
+    suffix_decoding_tree: bool | None = None
     seed: Seed = None
     rng: str = "philox"
     rule: str = "auto"
     posterior_threshold: float = 0.09
     posterior_alpha: float = 0.3
     linear: str = "auto"
+    model: Any = field(default=None, repr=False)
+    draft_sample_method: str = "greedy"
+    draft_tree_topk: int | None = None
+    draft_tree_depth: int | None = None
+    draft_min_tokens: int = 0
+    draft_p_min: float = 0.0
+    medusa_choices: Choices | None = None
 
     def __post_init__(self) -> None:
-        from specdec_kernels.ops.rejection_sample import RULES
-
-        _expect_choice("method", self.method, METHODS)
-        _expect_choice("linear", self.linear, LINEAR_MODES)
-        _expect_choice("rng", self.rng, RNGS)
-        _expect_choice("rule", self.rule, RULES)
-        for name in (
-            "num_speculative_tokens",
-            "max_speculative_tokens",
-            "prompt_lookup_min",
-            "prompt_lookup_max",
-            "prompt_lookup_matches",
-        ):
-            value = getattr(self, name)
-            if value is None and name in ("num_speculative_tokens", "prompt_lookup_matches"):
-                continue
-            if isinstance(value, bool) or not hasattr(value, "__index__"):
-                raise TypeError(f"{name}: expected an integer, got {value!r}")
-            if operator.index(value) < 1:
-                raise ValueError(f"{name}: expected at least 1, got {value}")
-        if self.prompt_lookup_min > self.prompt_lookup_max:
-            raise ValueError(
-                "prompt_lookup_min: expected at most prompt_lookup_max "
-                f"({self.prompt_lookup_max}), got {self.prompt_lookup_min}"
-            )
-        for name in ("posterior_threshold", "posterior_alpha"):
-            _expect_share(name, getattr(self, name))
         object.__setattr__(self, "seed", normal_seed(self.seed))
-        if self.rng == "torch":
-            self._expect_nothing_against_torch()
+        if self.medusa_choices is not None:
+            object.__setattr__(self, "medusa_choices", normal_choices(self.medusa_choices))
+        check(self)
 
-    def _expect_nothing_against_torch(self) -> None:
-        if self.rule not in ("auto", "coupled"):
-            raise ValueError(
-                f"rule: expected auto or coupled with rng='torch', got {self.rule!r}: "
-                "the other rules draw random numbers of their own"
-            )
-        if self.seed is not None:
-            raise ValueError(
-                f"seed: expected none with rng='torch', got {self.seed!r}: "
-                "torch.manual_seed governs it"
-            )
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The single methods, the first preferred."""
+        return methods_of(self.method)
+
+    @property
+    def merges(self) -> bool:
+        """Whether the drafts of several methods become one tree."""
+        return "+" in self.method
+
+    @property
+    def most_drafted(self) -> int:
+        """The most tokens that a step may draft for a row."""
+        return self.num_speculative_tokens or self.max_speculative_tokens
+
+    @property
+    def keeps_outputs(self) -> bool:
+        """Whether drafts may come from what earlier calls generated."""
+        return "suffix" in self.methods and self.suffix_decoding_max_cached_requests > 0
+
+    @property
+    def suffix_trees(self) -> bool:
+        """Whether suffix drafts branch; `block` and the invariant forward want chains."""
+        if self.rule == "block":
+            return False
+        default = self.linear != "invariant"
+        return default if self.suffix_decoding_tree is None else self.suffix_decoding_tree
+
+    @property
+    def children_in_draft(self) -> int:
+        """Children of a token of a draft; `block` and the invariant forward want chains."""
+        if self.draft_tree_topk is not None:
+            return self.draft_tree_topk
+        trees = "medusa" in self.methods and self.rule != "block" and self.linear != "invariant"
+        return MEDUSA_TOPK if trees else 1
 
     @property
     def matches_in_draft(self) -> int:
@@ -181,31 +224,3 @@ class SpeculativeConfig:
     @classmethod
     def _fields(cls) -> tuple[str, ...]:
         return tuple(f.name for f in dataclasses.fields(cls))
-
-
-def normal_seed(seed: Any) -> Seed:
-    """One int, or a tuple with one int or None per row; raises TypeError for anything else."""
-    seed = seed.tolist() if hasattr(seed, "tolist") else seed  # tensors and arrays
-    several = isinstance(seed, Sequence) and not isinstance(seed, (str, bytes))
-    for value in seed if several else [seed]:
-        if value is None:
-            continue
-        if isinstance(value, bool) or not hasattr(value, "__index__"):
-            raise TypeError(f"seed: expected an integer, one per row or None, got {seed!r}")
-        if not -(2**63) <= operator.index(value) < 2**63:
-            raise ValueError(f"seed: expected signed 64-bit integers, got {value}")
-    if several:
-        return tuple(None if s is None else operator.index(s) for s in seed)
-    return None if seed is None else operator.index(seed)
-
-
-def _expect_share(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name}: expected a number, got {value!r}")
-    if not 0.0 <= value <= 1.0 or math.isnan(value):
-        raise ValueError(f"{name}: expected a number from 0 to 1, got {value}")
-
-
-def _expect_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ValueError(f"{name}: expected one of {', '.join(choices)}, got {value!r}")

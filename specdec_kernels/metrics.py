@@ -19,6 +19,8 @@ class Metrics:
     num_steps: target forwards after prefill. num_row_steps: the same, counted once per active row.
     num_new_tokens: emitted tokens, the one from prefill included.
     seconds: time in each of PHASES.
+    drafters: by method, where several are combined, how many tokens each drafted along its longest
+        paths, and how many of its tokens were kept; one that several drafted counts for each.
     """
 
     num_drafts: int = 0
@@ -29,6 +31,7 @@ class Metrics:
     num_row_steps: int = 0
     num_new_tokens: int = 0
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+    drafters: dict[str, dict[str, int]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     @property
@@ -61,6 +64,8 @@ class Metrics:
                 self.accepted_per_position[i] += count
             for phase, value in other.seconds.items():
                 self.seconds[phase] += value
+            for name, counts in other.drafters.items():
+                self.record_drafter(name, *counts.values())
 
     def record_row(self, num_draft_tokens: int, num_accepted: int) -> None:
         """One row's verification: the depth that was drafted and how much of it was kept."""
@@ -74,6 +79,12 @@ class Metrics:
         self.accepted_per_position.extend([0] * missing)
         for i in range(num_accepted):
             self.accepted_per_position[i] += 1
+
+    def record_drafter(self, name: str, num_draft_tokens: int, num_accepted: int) -> None:
+        """What one of several combined drafters had its part in."""
+        counts = self.drafters.setdefault(name, {"num_draft_tokens": 0, "num_accepted_tokens": 0})
+        counts["num_draft_tokens"] += num_draft_tokens
+        counts["num_accepted_tokens"] += num_accepted
 
     def reset(self) -> None:
         with self._lock:
@@ -96,4 +107,5 @@ class Metrics:
                 "acceptance_rate": self.acceptance_rate,
                 "mean_acceptance_length": self.mean_acceptance_length,
                 "seconds": dict(self.seconds),
+                "drafters": {name: dict(counts) for name, counts in self.drafters.items()},
             }

@@ -120,7 +120,17 @@ def test_import_is_light():
         ),
         (
             ["generate", "--prompt", "a", "--method", "none", "--num-speculative-tokens", "3"],
-            ["--num-speculative-tokens", "--method ngram"],
+            ["--num-speculative-tokens", "a method that drafts", "--method none"],
+        ),
+        (
+            ["generate", "--prompt", "a", "--method", "suffix", "--prompt-lookup-max", "3"],
+            ["--prompt-lookup-max", "--method ngram"],
+        ),
+        (["generate", "--prompt", "a", "--method", "draft_model"], ["--draft", "got none"]),
+        (["generate", "--prompt", "a", "--draft", "x"], ["--draft", "got --method ngram"]),
+        (
+            ["generate", "--prompt", "a", "--method", "ngram+magic"],
+            ["ngram+magic", "expected one of"],
         ),
         (["demo", "--prompt", "poem"], ["poem", "letter"]),
         (["demo", "--repeats", "0"], ["at least 1", "'0'"]),
@@ -388,12 +398,17 @@ def test_contest_shares_weights_and_keeps_models_apart(checkpoint, monkeypatch):
 def test_generate_with_drafting_equals_plain(capsys, checkpoint):
     base = ["generate", "--model", checkpoint, "--prompt", "abcabcabc", "--dtype", "fp32", "--json"]
     base += ["--max-new-tokens", "40"]
+    draft = {"draft_model": ["--draft", checkpoint], "ngram+suffix": [], "ngram,suffix": []}
     answers = {
-        method: json.loads(run(capsys, *base, "--method", method)[1]) for method in options.METHODS
+        method: json.loads(run(capsys, *base, "--method", method, *draft.get(method, []))[1])
+        for method in (*options.METHODS, "ngram+suffix", "ngram,suffix")
     }
-    assert answers["ngram"]["tokens"] == answers["none"]["tokens"] == answers["plain"]["tokens"]
-    assert answers["ngram"]["metrics"]["num_draft_tokens"] > 0
+    for method, answer in answers.items():
+        assert answer["tokens"] == answers["plain"]["tokens"], method
+        if method not in options.UNDRAFTED:
+            assert answer["metrics"]["num_draft_tokens"] > 0, method
     assert answers["none"]["metrics"]["num_draft_tokens"] == 0
+    assert answers["ngram+suffix"]["metrics"]["drafters"].keys() == {"ngram", "suffix"}
     fixed = run(capsys, *base, "--num-speculative-tokens", "3", "--prompt-lookup-max", "2")
     assert json.loads(fixed[1])["tokens"] == answers["plain"]["tokens"]
 

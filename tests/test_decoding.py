@@ -11,8 +11,9 @@ from specdec_kernels.decoding.controller import AcceptanceModel, Controller, Cos
 from specdec_kernels.decoding.loop import Loop
 from specdec_kernels.decoding.rows import Rows
 from specdec_kernels.decoding.verify import KernelVerifier, WalkVerifier
-from specdec_kernels.drafting import NgramDrafter, NoDrafter, make_drafter
-from specdec_kernels.drafting.ngram import merge
+from specdec_kernels.drafting.factory import make_drafter
+from specdec_kernels.drafting.ngram import NgramDrafter, merge
+from specdec_kernels.drafting.none import NoDrafter
 from specdec_kernels.metrics import Metrics
 from specdec_kernels.tree import DraftTree, SamplingParams
 
@@ -208,7 +209,7 @@ class Bigram:
                     logits[b, slot] = self.table[before, ids[b, slot]]
             k = ids[:, None, :, None].float()
             cache.write_window(0, k, k)
-            return logits
+            return logits, None
 
         return run
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from specdec_kernels import native
 from specdec_kernels.dispatch import use_backend
-from specdec_kernels.drafting import NgramDrafter
+from specdec_kernels.drafting.ngram import NgramDrafter
 from specdec_kernels.drafting.search import IndexSearch, OpSearch, make_search
 from specdec_kernels.ops import ngram_lookup
 

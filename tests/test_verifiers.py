@@ -65,6 +65,9 @@ class SampledDrafter:
     def commit(self, decision, features):
         pass
 
+    def end(self, tokens, lens):
+        pass
+
 
 def run(target, drafter, verifier, first_token=1):
     """NEW tokens of BATCH rows behind a prompt of one token, as codes; and the metrics."""
@@ -75,7 +78,7 @@ def run(target, drafter, verifier, first_token=1):
     verifier.first(target[torch.full((BATCH,), first_token)], rows)
     controller = Controller(CostModel(), AcceptanceModel(), fixed=4, largest=4)
     loop = Loop(
-        lambda tree: target[tree.draft_token_ids],
+        lambda tree: (target[tree.draft_token_ids], None),
         cache,
         rows,
         drafter,

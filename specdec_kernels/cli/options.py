@@ -9,10 +9,24 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from specdec_kernels import config_checks
 from specdec_kernels.cli.console import CliError
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp16": torch.float16}
-METHODS = ("ngram", "none", "plain")
+PLAIN = "plain"
+METHODS = (*config_checks.METHODS, PLAIN)
+UNDRAFTED = {"none", PLAIN}
+
+
+def method(text: str) -> str:
+    """An argparse type: one of METHODS, or a combination of drafters."""
+    for part in config_checks.methods_of(text):
+        if part not in METHODS:
+            raise argparse.ArgumentTypeError(
+                f"expected one of {', '.join(METHODS)}, or several joined by '+' or ',', "
+                f"got {text!r}"
+            )
+    return text
 
 
 def whole(low: int, high: int | None = None) -> Callable[[str], int]:
@@ -72,10 +86,13 @@ def add_drafting(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("drafting")
     group.add_argument(
         "--method",
-        choices=METHODS,
+        type=method,
         default="ngram",
-        help="ngram (default); none: our loop without drafts; plain: transformers alone",
+        help="ngram (default); suffix: by frequency; draft_model: see --draft; several joined by "
+        "'+' (drafts merged) or ',' (the first that has one); none: our loop without drafts; "
+        "plain: transformers alone",
     )
+    group.add_argument("--draft", metavar="MODEL", help="the draft model: a folder or a Hub id")
     group.add_argument(
         "--num-speculative-tokens",
         type=whole(1),
@@ -88,12 +105,23 @@ def add_drafting(parser: argparse.ArgumentParser) -> None:
 
 def patch_options(args: argparse.Namespace) -> dict[str, object]:
     """Keyword arguments for `specdec_kernels.patch`: only what was given."""
+    parts = config_checks.methods_of(args.method)
+    if ("draft_model" in parts) == (args.draft is None):
+        got = "none" if args.draft is None else f"--method {args.method}"
+        raise CliError(f"expected --draft with --method draft_model, got {got}")
     options: dict[str, object] = {"method": args.method}
-    for name in ("num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max"):
+    if args.draft is not None:
+        options["model"] = args.draft
+    drafts = UNDRAFTED.isdisjoint(parts)
+    for name, used, owner in (
+        ("num_speculative_tokens", drafts, "a method that drafts"),
+        ("prompt_lookup_min", "ngram" in parts, "--method ngram"),
+        ("prompt_lookup_max", "ngram" in parts, "--method ngram"),
+    ):
         value = getattr(args, name)
-        if value is not None and args.method != "ngram":
+        if value is not None and not used:
             flag = "--" + name.replace("_", "-")
-            raise CliError(f"{flag} belongs to --method ngram, got --method {args.method}")
+            raise CliError(f"{flag} belongs to {owner}, got --method {args.method}")
         if value is not None:
             options[name] = value
     low, high = args.prompt_lookup_min, args.prompt_lookup_max

@@ -11,7 +11,9 @@ from __future__ import annotations
 import statistics
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+from specdec_kernels.drafting.cost import DraftCost
 
 SIZES = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 PRIOR_ACCEPTANCE = (0.3, 0.55, 0.75, 0.9)
@@ -20,6 +22,7 @@ MEMORY = 0.93
 PRIOR_SLOT_COST = 0.03
 MARGIN = 1.02
 FIRST_PAUSE, LONGEST_PAUSE = 2, 32
+PROBE_SHARE = 0.01
 
 
 class CostModel:
@@ -82,18 +85,33 @@ class Controller:
     """Decides each step's draft size for one run; the models outlive the run.
 
     fixed: draft this many tokens whenever the drafter has any, without adapting.
-    largest: upper bound of the adaptive size.
+    largest, smallest: bounds of the adaptive size, if it is not zero.
+    draft_cost: what drafting costs, where that is not next to nothing.
+    expected: tokens per step of a row with this many drafted tokens, where the drafter knows better
+        than what a chain brings.
     """
 
     def __init__(
-        self, costs: CostModel, acceptance: AcceptanceModel, *, fixed: int | None, largest: int
+        self,
+        costs: CostModel,
+        acceptance: AcceptanceModel,
+        *,
+        fixed: int | None,
+        largest: int,
+        smallest: int = 1,
+        draft_cost: DraftCost | None = None,
+        expected: Callable[[int], float] | None = None,
     ):
         self.costs = costs
         self.acceptance = acceptance
         self.fixed = fixed
         self.largest = largest
+        self.smallest = smallest
+        self.draft_cost = draft_cost
+        self.expected = expected
         self._pause: dict[int, int] = {}
         self._pause_left: dict[int, int] = {}
+        self._dear_pause = 0
 
     def draft_size(self, batch: int, confidence: Sequence[int]) -> int:
         """Drafted tokens per row for this step, given each active row's confidence class."""
@@ -101,16 +119,23 @@ class Controller:
             return 0
         if self.fixed is not None:
             return self.fixed
-        reach = 4 * self.costs.largest(batch)
-        sizes = [s for s in SIZES if s == 0 or (s <= self.largest and s < reach)]
+        reach = max(4 * self.costs.largest(batch), self.smallest + 1)
+        most = min(self.largest, reach - 1)
+        sizes = [0, *(s for s in sorted({*SIZES, self.smallest}) if self.smallest <= s <= most)]
         costs = self.costs.curve(batch, [s + 1 for s in sizes])
-        chances = [self.acceptance.probability(c) if c else 0.0 for c in confidence]
-        gains = [
-            sum(_expected(a, s) for a in chances) / c for s, c in zip(sizes, costs, strict=True)
-        ]
+        if self.draft_cost is not None:
+            drafting = [self.draft_cost.of(size, batch, costs[0]) for size in sizes]
+            costs = [cost + more for cost, more in zip(costs, drafting, strict=True)]
+        tokens = self._tokens(confidence, sizes)
+        gains = [n / cost for n, cost in zip(tokens, costs, strict=True)]
         best = max(range(len(sizes)), key=gains.__getitem__)
         if gains[best] > MARGIN * gains[0]:
             return sizes[best]
+        if len(sizes) == 1:
+            return 0
+        if self.draft_cost is not None:
+            lost = costs[1] / costs[0] - tokens[1] / tokens[0]
+            self._dear_pause = int(max(lost, 0.0) / PROBE_SHARE)
         return self._probe(max(confidence))
 
     def record(
@@ -121,13 +146,25 @@ class Controller:
             if tried:
                 pause = 2 * self._pause.get(c, FIRST_PAUSE // 2) if kept == 0 else FIRST_PAUSE
                 self._pause[c] = min(pause, LONGEST_PAUSE)
-                self._pause_left[c] = self._pause[c]
+                self._pause_left[c] = max(self._pause[c], self._dear_pause)
+
+    def _tokens(self, confidence: Sequence[int], sizes: Sequence[int]) -> list[float]:
+        """What a step is expected to emit in all rows, by draft size."""
+        if self.expected is not None:
+            by_size = [self.expected(size) for size in sizes]
+            drafting = sum(map(bool, confidence))
+            return [drafting * n + len(confidence) - drafting for n in by_size]
+        chances = [self.acceptance.probability(c) if c else 0.0 for c in confidence]
+        return [sum(_expected(a, size) for a in chances) for size in sizes]
 
     def _probe(self, confidence: int) -> int:
-        """One drafted token now and then, so that a text that turns predictable is noticed."""
-        left = self._pause_left.get(confidence, 0)
+        """A short draft now and then, so that a text that turns predictable is noticed.
+
+        Where drafting is dear, so seldom that what probes lose is PROBE_SHARE of the time.
+        """
+        left = self._pause_left.get(confidence, self._dear_pause)
         self._pause_left[confidence] = left - 1
-        return 0 if left > 0 else 1
+        return 0 if left > 0 else self.smallest
 
 
 def _expected(chance: float, size: int) -> float:

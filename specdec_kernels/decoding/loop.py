@@ -21,11 +21,13 @@ from specdec_kernels.tree import DraftTree
 class Loop:
     """Everything that one generation needs.
 
-    forward: maps a tree to logits [B, T, V], with the window's K and V written behind the prefix.
+    forward: maps a tree to logits [B, T, V] and the features [B, T, n] that the drafter wants, or
+        None, with the window's K and V written behind the prefix.
     max_positions: the model's position limit; no draft goes beyond it.
+    features: of the prompts, [B, S, n].
     """
 
-    forward: Callable[[DraftTree], Tensor]
+    forward: Callable[[DraftTree], tuple[Tensor, Tensor | None]]
     cache: RaggedKV
     rows: Rows
     drafter: Drafter
@@ -33,13 +35,15 @@ class Loop:
     controller: Controller
     metrics: Metrics
     max_positions: int | None = None
+    features: Tensor | None = None
 
     def run(self) -> None:
         """Steps until every row is finished."""
         self.rows.sync()
-        self.drafter.begin(self.rows.tokens, self.rows.lens, None)
+        self.drafter.begin(self.rows.tokens, self.rows.lens, self.features)
         while not all(self.rows.done):
             self.step()
+        self.drafter.end(self.rows.tokens, self.rows.lens)
 
     def step(self) -> None:
         """Drafts, verifies and commits once; every unfinished row emits at least one token."""
@@ -52,7 +56,7 @@ class Loop:
         seconds["draft"] += _since(started)
 
         started = time.perf_counter()
-        logits = self.forward(tree)
+        logits, features = self.forward(tree)
         seconds["verify"] += (forward_seconds := _since(started))
 
         started = time.perf_counter()
@@ -62,7 +66,7 @@ class Loop:
         started = time.perf_counter()
         self.cache.commit(decision.path, decision.num_kept)
         self.rows.sync()
-        self.drafter.commit(decision, None)
+        self.drafter.commit(decision, features)
         seconds["commit"] += _since(started)
 
         self.controller.costs.record(len(active), tree.width, forward_seconds)

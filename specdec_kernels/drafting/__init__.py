@@ -7,12 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from specdec_kernels.config import SpeculativeConfig
-from specdec_kernels.drafting.ngram import NgramDrafter
-from specdec_kernels.drafting.none import NoDrafter
 from specdec_kernels.tree import Decision, DraftTree, SamplingParams
-
-__all__ = ["Drafter", "NgramDrafter", "NoDrafter", "make_drafter"]
 
 
 class Drafter(Protocol):
@@ -20,12 +15,19 @@ class Drafter(Protocol):
 
     Token tensors are int32 [B, S] without padding on the left, lens int32 [B]; the last token of a
     row is the root of its tree.
+
+    hidden_layers: the hidden states of the target that arrive as `features`, side by side in this
+        order; None arrives where it is empty. Ids count as transformers' `hidden_states` do: k is
+        what layer k reads, the number of layers what the last one gives after the final norm.
     """
 
-    hidden_layers: Sequence[int]  # outputs of these target layers arrive as `features`
+    hidden_layers: Sequence[int]
 
     def begin(self, tokens: Tensor, lens: Tensor, features: Tensor | None) -> None:
-        """A new batch; `tokens` holds the prompts and the token sampled from prefill."""
+        """A new batch; `tokens` holds the prompts and the token sampled from prefill.
+
+        features: [B, S, n] of the prompts, slot i that of token i.
+        """
 
     def confidence(self, tokens: Tensor, lens: Tensor) -> list[int]:
         """One class per row, higher is surer; 0 means that the row can have no draft."""
@@ -44,17 +46,10 @@ class Drafter(Protocol):
         """
 
     def commit(self, decision: Decision, features: Tensor | None) -> None:
-        """What became of the last proposal."""
+        """What became of the last proposal; features [B, T, n], slot i that of node i.
 
+        A drafter with hidden layers may be given slots behind its tree: what others drafted.
+        """
 
-def make_drafter(config: SpeculativeConfig, eos_token_ids: frozenset[int]) -> Drafter:
-    """The drafter of one run; rule `block` gets chains."""
-    if config.method == "none":
-        return NoDrafter()
-    return NgramDrafter(
-        min_n=config.prompt_lookup_min,
-        max_n=config.prompt_lookup_max,
-        num_matches=config.matches_in_draft,
-        max_draft=config.num_speculative_tokens or config.max_speculative_tokens,
-        eos_token_ids=eos_token_ids,
-    )
+    def end(self, tokens: Tensor, lens: Tensor) -> None:
+        """Every row is finished; `tokens` holds the texts whole."""

@@ -70,6 +70,9 @@ class NgramDrafter:
     def commit(self, decision: Decision, features: Tensor | None) -> None:
         pass
 
+    def end(self, tokens: Tensor, lens: Tensor) -> None:
+        pass
+
     def _new_search(self, tokens: Tensor) -> Search:
         return make_search(
             tokens.device.type,

@@ -31,6 +31,9 @@ class NoDrafter:
     def commit(self, decision: Decision, features: Tensor | None) -> None:
         pass
 
+    def end(self, tokens: Tensor, lens: Tensor) -> None:
+        pass
+
 
 def roots_only(tokens: Tensor, lens: Tensor, max_nodes: Sequence[int]) -> DraftTree:
     roots = tokens.gather(1, (lens.long() - 1)[:, None]).flatten().tolist()

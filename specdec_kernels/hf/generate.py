@@ -16,17 +16,17 @@ from transformers.generation.stopping_criteria import (
 )
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from specdec_kernels.cache import RaggedKV
 from specdec_kernels.decoding.controller import Controller
 from specdec_kernels.decoding.loop import Loop
 from specdec_kernels.decoding.rows import Rows
 from specdec_kernels.decoding.verify import Verifier, WalkVerifier
-from specdec_kernels.drafting import make_drafter
-from specdec_kernels.hf.attention import UnsupportedModelError, Window
-from specdec_kernels.hf.cache import RaggedCache
+from specdec_kernels.drafting.factory import Sources, make_drafter
+from specdec_kernels.drafting.medusa import MedusaDrafter
+from specdec_kernels.hf.attention import UnsupportedModelError
+from specdec_kernels.hf.model import CachedModel, max_positions
 from specdec_kernels.hf.processors import of_unknown_state
 from specdec_kernels.hf.seeds import generator_state
-from specdec_kernels.hf.support import cache_argument, why_plain
+from specdec_kernels.hf.support import why_plain
 from specdec_kernels.hf.text import PaddedText
 from specdec_kernels.hf.verifier import kernel_verifier, walk
 from specdec_kernels.hf.walk import Walk
@@ -99,12 +99,23 @@ class Run:
         self.text = PaddedText(input_ids, self.rows)
         self.walk: Walk | None = None
         self.verifier = self._verifier(processors)
+        assert engine.runner is not None
+        slots = max(self.rows.prompt_lens) + self.rows.max_new_tokens + 1
+        size = len(self.rows), slots, input_ids.device, engine.warn
+        self.draft = None if engine.draft is None else engine.draft.run(*size)
+        self.drafter = make_drafter(
+            engine.config,
+            self.rows.eos_token_ids,
+            Sources(engine.suffix_cache, self.draft),
+            self.metrics.record_drafter,
+        )
+        self.target = CachedModel(model, engine.runner, *size, self.drafter.hidden_layers)
 
     def _rows(self, criteria: StoppingCriteriaList) -> Rows:
         batch, width = self.input_ids.shape
         mask = self.options.get("attention_mask")
         lens = [width] * batch if mask is None else (mask != 0).sum(1).tolist()
-        limit = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        limit = max_positions(self.model)
         if min(lens, default=0) == 0:
             raise ValueError(
                 "generate: expected at least one token in every prompt, got an empty one"
@@ -115,7 +126,6 @@ class Run:
                 f"got {max(lens)}"
             )
         lengths = [c.max_length for c in criteria if type(c) is MaxLengthCriteria]
-        self.max_positions = limit
         ends = [c.eos_token_id.tolist() for c in criteria if type(c) is EosTokenCriteria]
         return Rows(
             [row[width - n :] for row, n in zip(self.input_ids.tolist(), lens, strict=True)],
@@ -136,28 +146,20 @@ class Run:
 
     def prefill(self) -> None:
         started = time.perf_counter()
-        rows, model = self.rows, self.model
-        longest = max(rows.prompt_lens) + rows.max_new_tokens
-        self.kv = RaggedKV(len(rows), longest + 1, self.input_ids.device)
-        self.cache = RaggedCache(model, self.kv, rows.prompt_lens)
-        options = {**self.options, cache_argument(model): self.cache}
-        with contextlib.ExitStack() as stack:
-            if self.engine.layers is not None:
-                stack.enter_context(self.engine.layers.prefill())
-            output = self._prefill_forward(options)
-        self.cache.end_prefill()
+        output = self.target.prefill_by(self._prefill_forward, self.rows.prompt_lens)
         self.metrics.seconds["prefill"] += time.perf_counter() - started
-        self.verifier.first(output.logits[:, -1], rows)
-        self.metrics.num_new_tokens += len(rows)
+        self.verifier.first(output.logits[:, -1], self.rows)
+        self.metrics.num_new_tokens += len(self.rows)
 
-    def _prefill_forward(self, options: dict[str, Any]) -> Any:
-        model = self.model
+    def _prefill_forward(self, inputs: dict[str, Any]) -> Any:
+        model, options = self.model, {**self.options, **inputs}
         if hasattr(model, "_prefill"):
             return model._prefill(self.input_ids, self.config, options)
         width = self.input_ids.shape[1]
         options["cache_position"] = torch.arange(width, device=self.input_ids.device)
-        inputs = model.prepare_inputs_for_generation(self.input_ids, **options)
-        return model(**inputs, return_dict=True)
+        return model(
+            **model.prepare_inputs_for_generation(self.input_ids, **options), return_dict=True
+        )
 
     def decode(self) -> None:
         settings = self.engine.config
@@ -166,48 +168,34 @@ class Run:
             self.engine.acceptance,
             fixed=settings.num_speculative_tokens,
             largest=settings.max_speculative_tokens,
+            smallest=max(settings.draft_min_tokens, 1),
+            draft_cost=None if self.draft is None else self.draft.cost,
+            expected=self.drafter.expected if isinstance(self.drafter, MedusaDrafter) else None,
         )
         loop = Loop(
             self._forward,
-            self.kv,
+            self.target.kv,
             self.rows,
-            make_drafter(settings, self.rows.eos_token_ids),
+            self.drafter,
             self.verifier,
             controller,
             self.metrics,
-            self.max_positions,
+            max_positions(self.model),
+            self.target.features,
         )
-        layers = self.engine.layers
-        with contextlib.nullcontext() if layers is None else layers.hold():
+        with contextlib.ExitStack() as stack:
+            for model in (self.target, self.draft):
+                if model is not None:
+                    stack.enter_context(model.runner.hold())
             loop.run()
         self._release_held()
         self.engine.metrics.add(self.metrics)
 
-    def _forward(self, tree: DraftTree) -> Tensor:
-        prefix = self.kv.prefix_len.long()[:, None]
-        depth = (
-            torch.arange(tree.draft_token_ids.shape[1], device=prefix.device)[None]
-            if tree.depth is None
-            else tree.depth
-        )
-        inputs = {
-            "input_ids": tree.draft_token_ids,
-            # A finished row may stand behind the last position that the model has.
-            "position_ids": (prefix + depth) * (tree.num_nodes > 0)[:, None],
-            cache_argument(self.model): self.cache,
-            "use_cache": True,
-            "return_dict": True,
-        }
-        if not hasattr(self.model, "_prefill"):
-            start = max(self.kv.lens)
-            inputs["cache_position"] = torch.arange(
-                start, start + tree.draft_token_ids.shape[1], device=prefix.device
-            )
-        window = Window(tree, self.kv.prefix_len, self.cache.sliding, self.engine.split_size)
-        logits = self.engine.verify_logits(self.model, window, inputs)
+    def _forward(self, tree: DraftTree) -> tuple[Tensor, Tensor | None]:
+        logits = self.target.forward(tree)
         self.engine.proven = True
         self._release_held()
-        return logits
+        return logits, self.target.features
 
     def _should_stop(self, b: int, new: list[int]) -> bool:
         scores = self.walk.scores[b] if self.walk is not None and self.walk.keeps_scores else None

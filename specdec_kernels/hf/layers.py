@@ -34,7 +34,7 @@ Treated = dict[nn.Module, Forward]
 
 
 class _Held(threading.local):
-    flip: LayerFlip | None = None
+    flips: tuple[LayerFlip, ...] = ()
 
 
 _held = _Held()
@@ -83,11 +83,12 @@ class LayerFlip:
     def hold(self) -> Iterator[None]:
         """Leaves the modules flipped, but idle, between this thread's forwards: there are many."""
         with installed(self._layers()):
-            outer, _held.flip = _held.flip, self
+            outer = _held.flips
+            _held.flips = (*outer, self)
             try:
                 yield
             finally:
-                _held.flip = outer
+                _held.flips = outer
 
     @contextlib.contextmanager
     def _flipped(self, kind: int) -> Iterator[None]:
@@ -96,7 +97,7 @@ class LayerFlip:
             for _, forward in layers:
                 if isinstance(forward, Conv1DForward):
                     forward.forget()
-        replaced = [*([] if _held.flip is self else layers), *self._treated.items()]
+        replaced = [*([] if self in _held.flips else layers), *self._treated.items()]
         with installed(replaced):
             active.linear, active.norm = quickest(linear_small_m), quickest(rms_norm)
             active.kind = kind

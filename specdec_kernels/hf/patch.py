@@ -1,4 +1,4 @@
-"""patch, unpatch, patched, metrics: attaches our loop to a model's `generate`.
+"""patch, unpatch, patched, metrics, suffix_cache: attaches our loop to a model's `generate`.
 
 generate() looks its decoding methods up on the class, so GenerationMixin's are wrapped once, while
 any model is patched; a weak table says which models are ours. Nothing is stored on a model.
@@ -7,6 +7,7 @@ any model is patched; a weak table says which models are ours. Nothing is stored
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import sys
 import threading
@@ -15,22 +16,24 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.generation.utils import GenerationMixin
 
 from specdec_kernels.config import SpeculativeConfig
+from specdec_kernels.config_checks import BY_MODEL
 from specdec_kernels.decoding.controller import AcceptanceModel, CostModel
-from specdec_kernels.dispatch import asked_for
-from specdec_kernels.hf.attention import Flip, UnsupportedModelError, Window
-from specdec_kernels.hf.invariant import Survey
-from specdec_kernels.hf.layers import LayerFlip
+from specdec_kernels.drafting.factory import make_suffix_cache
+from specdec_kernels.drafting.suffix_cache import SuffixCache
+from specdec_kernels.hf.attention import UnsupportedModelError
+from specdec_kernels.hf.draft import Draft, load_draft
+from specdec_kernels.hf.eagle import Eagle, head_method, load_eagle
+from specdec_kernels.hf.medusa import MedusaHeads, load_heads
+from specdec_kernels.hf.model import Runner
 from specdec_kernels.hf.penalties import with_penalties
 from specdec_kernels.hf.support import support, unwrap
 from specdec_kernels.metrics import Metrics
 
 METHODS = ("_sample", "_beam_search", "_assisted_decoding")
-SPLIT_SIZE = 512
 INSIDE = ("specdec_kernels.", "transformers.", "torch.")
 
 
@@ -38,62 +41,22 @@ class Engine:
     """What we keep about a patched model, outside of it."""
 
     def __init__(self, model: PreTrainedModel, config: SpeculativeConfig):
+        if "draft_model" in config.methods and (method := head_method(config.model)) is not None:
+            combined = config.method.replace("draft_model", method)
+            config = dataclasses.replace(config, method=combined)
         self.config = config
         self.metrics = Metrics()
         self.costs = CostModel()
         self.acceptance = AcceptanceModel()
+        vocab = getattr(model.config.get_text_config(), "vocab_size", 0)
+        self.suffix_cache = make_suffix_cache(config, vocab)
         self.unsupported = support(model).reason
         self.proven = False
         self.warned: set[str] = set()
-        self.flip = None if self.unsupported else Flip(model)
-        self.layers: LayerFlip | None = None
-        if not self.unsupported and config.linear != "off":
-            self.layers = LayerFlip(model, invariant=config.linear == "invariant")
-        self.split_size = SPLIT_SIZE if config.linear == "invariant" else 0
-        self._surveyed: set[bool] = set()
-
-    def verify_logits(
-        self, model: PreTrainedModel, window: Window, inputs: dict[str, Any]
-    ) -> Tensor:
-        """Logits [B, T, V] of a verify forward over `window`."""
-        if self.config.linear == "invariant":
-            self._survey(model, window, inputs)
-        return self._forward(model, window, inputs)
-
-    def _forward(self, model: PreTrainedModel, window: Window, inputs: dict[str, Any]) -> Tensor:
-        with contextlib.ExitStack() as stack:
-            assert self.flip is not None
-            stack.enter_context(self.flip.verify(window))
-            if self.layers is not None:
-                stack.enter_context(self.layers.verify(window.tree.draft_token_ids.numel()))
-            logits = model(**inputs).logits
-        if window.calls == 0:
-            raise UnsupportedModelError(
-                f"{type(model).__name__} does not use the attention interface"
-            )
-        return logits
-
-    def _survey(self, model: PreTrainedModel, window: Window, inputs: dict[str, Any]) -> None:
-        """Watches the first forward of one slot and the first of several: code may tell them apart.
-
-        The forward itself comes afterwards and writes the same slots of the cache again.
-        """
-        single = window.tree.width == 1
-        if single in self._surveyed:
-            return
-        assert self.layers is not None
-        with Survey() as survey:
-            self._forward(model, window, inputs)
-        self._surveyed.add(single)
-        hopeless = self.layers.treat(survey)
-        if asked_for() not in ("", "cpu"):
-            hopeless.insert(0, f"it needs the backend cpu, not {asked_for()}")
-        if hopeless:
-            self.warn(
-                "linear='invariant' cannot promise the same bits with and without drafts: "
-                + "; ".join(hopeless[:3])
-                + (f"; and {len(hopeless) - 3} more" if len(hopeless) > 3 else "")
-            )
+        self.runner = None if self.unsupported else Runner(model, config.linear)
+        self.draft: Draft | Eagle | MedusaHeads | None = None
+        if config.model is not None and not self.unsupported:
+            self.draft = _load(config, model)
 
     def warn_plain(self, reason: str) -> None:
         """Says once per reason that a call runs plain."""
@@ -104,6 +67,16 @@ class Engine:
         if text not in self.warned:
             self.warned.add(text)
             warnings.warn(f"specdec_kernels: {text}", stacklevel=_level_of_the_caller())
+
+
+def _load(config: SpeculativeConfig, target: PreTrainedModel) -> Draft | Eagle | MedusaHeads:
+    method = next(method for method in config.methods if method in BY_MODEL)
+    if method == "draft_model":
+        return load_draft(config.model, target, config.linear)
+    if method == "medusa":
+        limits = config.draft_tree_depth, config.medusa_choices
+        return load_heads(config.model, target, config.linear, *limits)
+    return load_eagle(config.model, method, target, config.linear)
 
 
 def _level_of_the_caller() -> int:
@@ -120,7 +93,7 @@ _lock = threading.RLock()
 
 
 def patch(
-    model: Any, config: SpeculativeConfig | Mapping[str, Any] | None = None, **options: Any
+    model: Any, /, config: SpeculativeConfig | Mapping[str, Any] | None = None, **options: Any
 ) -> Any:
     """Makes `model.generate` draft and verify; returns the model. Patching again replaces settings.
 
@@ -130,8 +103,11 @@ def patch(
         options: single settings, which win over `config`.
 
     Raises:
-        ValueError, TypeError: for an unknown option or a value out of range; the model is then as
-            it was. A model that cannot be accelerated is not an error: it warns and runs plain.
+        ValueError, TypeError: for an unknown option, a value out of range or a draft model that
+            does not fit.
+        ImportError: for method "suffix" without the compiled kernels.
+        The model is then as it was. One that cannot be accelerated is not an error: it warns and
+        runs plain.
     """
     settings = SpeculativeConfig.make(config, **options)
     target = _target(model)
@@ -154,7 +130,7 @@ def unpatch(model: Any) -> Any:
 
 @contextlib.contextmanager
 def patched(
-    model: Any, config: SpeculativeConfig | Mapping[str, Any] | None = None, **options: Any
+    model: Any, /, config: SpeculativeConfig | Mapping[str, Any] | None = None, **options: Any
 ) -> Iterator[Any]:
     """`patch` for the time of a with block; afterwards the model is as it was before."""
     target = _target(model)
@@ -172,12 +148,30 @@ def patched(
 
 def metrics(model: Any) -> Metrics:
     """The counts of a patched model since it was patched or the metrics were reset."""
+    return _engine("metrics", model).metrics
+
+
+def suffix_cache(model: Any) -> SuffixCache:
+    """The outputs that a model patched with method "suffix" keeps for drafts of later calls.
+
+    It offers len(), clear(), save(path) and load(path), and is empty after each `patch`.
+    """
+    cache = _engine("suffix_cache", model).suffix_cache
+    if cache is None:
+        raise ValueError(
+            "suffix_cache: expected a model patched with method 'suffix' and "
+            "suffix_decoding_max_cached_requests of at least 1"
+        )
+    return cache
+
+
+def _engine(caller: str, model: Any) -> Engine:
     engine = _engines.get(_target(model))
     if engine is None:
         raise ValueError(
-            "metrics: expected a patched model; call specdec_kernels.patch(model) first"
+            f"{caller}: expected a patched model; call specdec_kernels.patch(model) first"
         )
-    return engine.metrics
+    return engine
 
 
 def _target(model: Any) -> PreTrainedModel:

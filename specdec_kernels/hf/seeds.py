@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from specdec_kernels.config import Seed
+from specdec_kernels.config_checks import Seed
 
 
 def row_seeds(seed: Seed, batch: int) -> list[int]:

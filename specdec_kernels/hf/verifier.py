@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from transformers import GenerationConfig, LogitsProcessorList
 
-from specdec_kernels.config import SpeculativeConfig, normal_seed
+from specdec_kernels.config import SpeculativeConfig
+from specdec_kernels.config_checks import normal_seed
 from specdec_kernels.decoding.verify import KernelVerifier
 from specdec_kernels.hf.grammar import TreeMasks
 from specdec_kernels.hf.parameters import KernelParameters, kernel_parameters

@@ -162,8 +162,8 @@ def read(args: str | Iterable[str]) -> Reading:
     Options of other types than the one named have no effect, there as here.
 
     Raises:
-        ValueError: an unknown, removed or refused option, an unknown type, several types, a draft
-            model without a type, a missing value.
+        ValueError: an unknown, removed or refused option, an unknown type, several types that
+            are one method here, a draft model without a type, a missing value.
         TypeError: `args` holds something else than text.
     """
     reading = Reading(WHO)
@@ -178,10 +178,13 @@ def read(args: str | Iterable[str]) -> Reading:
         else:
             given[name] = value
     values = reading.sort(KEYS, given)
-    kind = _one_type(named, values)
-    _take(reading, kind, values)
+    kinds = _types(named, values)
+    if len(kinds) == 1:
+        _take(reading, kinds[0], values)
+    else:
+        _take_all(reading, kinds, values)
     for name, value in values.items():
-        reading.has_no_effect(name, value, f"{TYPE} {kind} does not use it")
+        reading.has_no_effect(name, value, f"{TYPE} {','.join(kinds)} does not use it")
     return reading
 
 
@@ -192,22 +195,43 @@ def _claims(flag: str) -> bool:
     )
 
 
-def _one_type(named: list[str], values: dict[str, Any]) -> str:
+def _types(named: list[str], values: dict[str, Any]) -> list[str]:
+    """At least one; those without a model go first, as in llama.cpp."""
     for name in named:
         if name not in TYPES:
             raise unknown(WHO, name, TYPES, "type")
     kinds = list(dict.fromkeys(name for name in named if name != "none"))
-    if len(kinds) > 1:
+    kinds.sort(key=lambda kind: kind.startswith("draft-"))
+    methods = [TYPES[kind].method for kind in kinds]
+    if len(set(methods)) < len(methods) or sum(kind.startswith("draft-") for kind in kinds) > 1:
         raise ValueError(
-            f"{WHO}: {TYPE}: expected one type, got {', '.join(kinds)}: several drafters in one "
-            "run are not in this version"
+            f"{WHO}: {TYPE}: expected at most one type without and one with a model, "
+            f"got {', '.join(kinds)}: the n-gram types are one method here"
         )
     if not kinds and not named and (MODEL in values or REPOSITORY in values):
         raise ValueError(
             f"{WHO}: expected {TYPE} with a draft model, got none: llama.cpp reads the type from "
             "the file, and drafts with an ordinary model under draft-simple only"
         )
-    return kinds[0] if kinds else "none"
+    return kinds or ["none"]
+
+
+def _take_all(reading: Reading, kinds: list[str], values: dict[str, Any]) -> None:
+    """Several types: a row takes the first that drafts. Their numbers of tokens differ: the number
+    adapts, up to the largest.
+    """
+    most, methods = [], []
+    for kind in kinds:
+        part = Reading(WHO)
+        _take(part, kind, values)
+        methods.append(part.settings.pop("method"))
+        most.append(part.settings.pop("num_speculative_tokens", 0))
+        reading.settings |= part.settings
+        reading.defaults |= part.defaults
+    drafting = [method for method in methods if method != "none"]
+    reading.settings["method"] = ",".join(drafting) or "none"
+    if drafting:
+        reading.settings["max_speculative_tokens"] = max(most)
 
 
 def _take(reading: Reading, kind: str, values: dict[str, Any]) -> None:

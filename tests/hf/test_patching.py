@@ -155,7 +155,7 @@ def test_a_patch_that_fails_half_way(monkeypatch, inputs):
     def fails(*args, **options):
         raise RuntimeError("half-way")
 
-    for place in ("Flip", "LayerFlip", "_install", "support"):
+    for place in ("Runner", "_install", "support"):
         with monkeypatch.context() as patches:
             patches.setattr(sys.modules["specdec_kernels.hf.patch"], place, fails)
             with pytest.raises(RuntimeError, match="half-way"):

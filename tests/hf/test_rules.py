@@ -7,7 +7,7 @@ import torch
 from tiny import accelerated, batch, fresh, lookup_rows, new_tokens
 
 import specdec_kernels as sdk
-from specdec_kernels.drafting import make_drafter
+from specdec_kernels.drafting.factory import make_drafter
 
 RULES = ("auto", "coupled", "token", "recursive", "block", "typical")
 SAMPLED = dict(do_sample=True, max_new_tokens=32, temperature=0.2, top_k=0)

@@ -169,7 +169,7 @@ def lookup_rows(model, lens=(3, 9, 14), seed=0, length=24):
 
 
 @contextlib.contextmanager
-def accelerated(model, allowed=None, **options):
+def accelerated(model, /, allowed=None, **options):
     """Patched inside; a warning of ours (the call would run plain) fails the test.
 
     allowed: the beginning of one that does not.
@@ -198,7 +198,7 @@ class Scripted:
         self.plan = plan
         self.sizes = []  # per step, the drafted depth of each row
 
-    def __call__(self, config, eos_token_ids):  # stands in for make_drafter
+    def __call__(self, config, eos_token_ids, *sources):  # stands in for make_drafter
         return self
 
     def begin(self, tokens, lens, features):
@@ -232,6 +232,9 @@ class Scripted:
         return tree
 
     def commit(self, acceptance, features):
+        pass
+
+    def end(self, tokens, lens):
         pass
 
 

@@ -6,7 +6,8 @@ import torch
 
 from specdec_kernels.cache import RaggedKV
 from specdec_kernels.hf.cache import RaggedCache
-from specdec_kernels.hf.generate import Run
+from specdec_kernels.hf.model import CachedModel
+from specdec_kernels.hf.support import cache_argument
 from specdec_kernels.tree import ROOT_PARENT, DraftTree
 
 engines = importlib.import_module("specdec_kernels.hf.patch")._engines
@@ -21,31 +22,33 @@ class Windows:
     def __init__(self, model, rows):
         self.model = model
         self.engine = engines[model]
-        self.rows = rows
-        lens = [len(row) for row in rows]
-        self.kv = RaggedKV(len(rows), max(lens) + 80, torch.device("cpu"))
-        self.cache = RaggedCache(model, self.kv, lens)
-        with torch.no_grad(), self.engine.layers.prefill():
-            for b, row in enumerate(rows):  # ragged rows need no padding here
-                self._prefill_row(b, row)
-        self.cache.end_prefill()
-        self.lens = lens
+        self.lens = [len(row) for row in rows]
+        self.cached = CachedModel(
+            model,
+            self.engine.runner,
+            len(rows),
+            max(self.lens) + 80,
+            torch.device("cpu"),
+            self.engine.warn,
+        )
+        self.kv = self.cached.kv
+        with torch.no_grad():
+            self.cached.prefill_by(lambda inputs: self._prefill(rows), self.lens)
 
-    def _prefill_row(self, b, row):
-        single = RaggedKV(1, len(row) + 1, torch.device("cpu"))
-        cache = RaggedCache(self.model, single, [len(row)])
-        self._forward_prefill(torch.tensor([row]), cache)
-        for layer, keys in single.keys.items():
-            values = single.values[layer]
-            for store, new in ((self.kv.keys, keys), (self.kv.values, values)):
-                if layer not in store:
-                    shape = (len(self.rows), new.shape[1], self.kv.capacity, new.shape[3])
-                    store[layer] = new.new_full(shape, float("nan"))
-                store[layer][b, :, : len(row)] = new[0, :, : len(row)]
+    def _prefill(self, rows):
+        """Row by row: ragged rows need no padding here."""
+        for b, row in enumerate(rows):
+            single = RaggedKV(1, len(row) + 1, torch.device("cpu"))
+            self._forward_prefill(torch.tensor([row]), RaggedCache(self.model, single, [len(row)]))
+            for layer, keys in single.keys.items():
+                values = single.values[layer]
+                for store, new in ((self.kv.keys, keys), (self.kv.values, values)):
+                    if layer not in store:
+                        shape = (len(rows), new.shape[1], self.kv.capacity, new.shape[3])
+                        store[layer] = new.new_full(shape, float("nan"))
+                    store[layer][b, :, : len(row)] = new[0, :, : len(row)]
 
     def _forward_prefill(self, ids, cache):
-        from specdec_kernels.hf.support import cache_argument
-
         positions = torch.arange(ids.shape[1])
         options = {cache_argument(self.model): cache, "use_cache": True}
         if not hasattr(self.model, "_prefill"):
@@ -73,15 +76,4 @@ class Windows:
         tree = DraftTree.from_lists(tokens.tolist(), [chain] * len(tokens))
         self.kv.reserve(max(self.kv.lens) + size)
         with torch.no_grad():
-            return Run._forward(_Stand(self), tree)
-
-
-class _Stand:
-    """What Run._forward needs of a Run."""
-
-    def __init__(self, windows):
-        self.engine, self.model = windows.engine, windows.model
-        self.kv, self.cache = windows.kv, windows.cache
-
-    def _release_held(self):
-        pass
+            return self.cached.forward(tree)

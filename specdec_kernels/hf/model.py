@@ -1,0 +1,161 @@
+"""A transformers model as the loop and the drafters use it: prefill its own way, windows ours."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from specdec_kernels.cache import RaggedKV
+from specdec_kernels.dispatch import asked_for
+from specdec_kernels.hf.attention import Flip, UnsupportedModelError, Window
+from specdec_kernels.hf.cache import RaggedCache
+from specdec_kernels.hf.features import FeatureTap, compacted
+from specdec_kernels.hf.invariant import Survey
+from specdec_kernels.hf.layers import LayerFlip
+from specdec_kernels.hf.support import cache_argument
+from specdec_kernels.tree import DraftTree
+
+SPLIT_SIZE = 512
+
+
+def max_positions(model: PreTrainedModel) -> int | None:
+    """How many positions the model was made for."""
+    return getattr(model.config.get_text_config(), "max_position_embeddings", None)
+
+
+class Runner:
+    """Runs forwards with our attention and our layers; it outlives the runs, and keeps no model.
+
+    linear: as in SpeculativeConfig.
+    """
+
+    def __init__(self, model: PreTrainedModel, linear: str):
+        self.flip = Flip(model)
+        self.invariant = linear == "invariant"
+        self.layers = None if linear == "off" else LayerFlip(model, invariant=self.invariant)
+        self.split_size = SPLIT_SIZE if self.invariant else 0
+        self._surveyed: set[bool] = set()
+
+    def prefill(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if self.layers is None else self.layers.prefill()
+
+    def hold(self) -> contextlib.AbstractContextManager[None]:
+        """Around many forwards of this thread."""
+        return contextlib.nullcontext() if self.layers is None else self.layers.hold()
+
+    def logits(
+        self,
+        model: PreTrainedModel,
+        window: Window,
+        inputs: dict[str, Any],
+        warn: Callable[[str], None],
+    ) -> Tensor:
+        """Logits [B, T, V] of a forward over `window`."""
+        if self.invariant:
+            self._survey(model, window, inputs, warn)
+        return self._forward(model, window, inputs)
+
+    def _forward(self, model: PreTrainedModel, window: Window, inputs: dict[str, Any]) -> Tensor:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self.flip.verify(window))
+            if self.layers is not None:
+                stack.enter_context(self.layers.verify(window.tree.draft_token_ids.numel()))
+            logits = model(**inputs).logits
+        if window.calls == 0:
+            raise UnsupportedModelError(
+                f"{type(model).__name__} does not use the attention interface"
+            )
+        return logits
+
+    def _survey(
+        self,
+        model: PreTrainedModel,
+        window: Window,
+        inputs: dict[str, Any],
+        warn: Callable[[str], None],
+    ) -> None:
+        """Watches the first forward of one slot and the first of several: code may tell them apart.
+
+        The forward itself comes afterwards and writes the same slots of the cache again.
+        """
+        single = window.tree.width == 1
+        if single in self._surveyed:
+            return
+        assert self.layers is not None
+        with Survey() as survey:
+            self._forward(model, window, inputs)
+        self._surveyed.add(single)
+        hopeless = self.layers.treat(survey)
+        if asked_for() not in ("", "cpu"):
+            hopeless.insert(0, f"it needs the backend cpu, not {asked_for()}")
+        if hopeless:
+            warn(
+                "linear='invariant' cannot promise the same bits with and without drafts: "
+                + "; ".join(hopeless[:3])
+                + (f"; and {len(hopeless) - 3} more" if len(hopeless) > 3 else "")
+            )
+
+
+class CachedModel:
+    """A model in one run, with the run's ragged K/V.
+
+    max_slots: the most that a row's K/V will need. warn: told what `Runner` cannot promise.
+    hidden_layers: ids of hidden states, see `FeatureTap`; `features` holds those of the last
+        forward, [B, T, L * d] for a window, and without padding on the left for prompts.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        runner: Runner,
+        batch: int,
+        max_slots: int,
+        device: torch.device,
+        warn: Callable[[str], None],
+        hidden_layers: Sequence[int] = (),
+    ):
+        self.model, self.runner, self.warn = model, runner, warn
+        self.tap = FeatureTap(model, hidden_layers)
+        self.features: Tensor | None = None
+        self.kv = RaggedKV(batch, max_slots, device)
+        self.cache: RaggedCache | None = None
+
+    def prefill_by(self, forward: Callable[[dict[str, Any]], Any], lens: list[int]) -> Any:
+        """Stores the K/V of left-padded rows of `lens` tokens, by the model's own attention.
+
+        forward: runs the model with the arguments that it is given, and its own.
+        """
+        self.cache = RaggedCache(self.model, self.kv, lens)
+        with self.runner.prefill(), self.tap.caught() as caught:
+            output = forward({cache_argument(self.model): self.cache, "use_cache": True})
+        self.cache.end_prefill()
+        features = self.tap.joined(caught)
+        self.features = None if features is None else compacted(features, lens)
+        return output
+
+    def forward(self, tree: DraftTree) -> Tensor:
+        """Logits [B, T, V]; the window's K/V lie behind the rows' prefixes afterwards."""
+        assert self.cache is not None
+        ids, prefix = tree.draft_token_ids, self.kv.prefix_len.long()[:, None]
+        slots = torch.arange(tree.width, device=prefix.device)
+        depth = slots if tree.depth is None else tree.depth
+        inputs = {
+            "input_ids": ids,
+            # Behind its nodes a row may stand beyond the last position that the model has.
+            "position_ids": (prefix + depth) * (slots < tree.num_nodes[:, None]),
+            cache_argument(self.model): self.cache,
+            "use_cache": True,
+            "return_dict": True,
+        }
+        if not hasattr(self.model, "_prefill"):
+            inputs["cache_position"] = max(self.kv.lens) + slots
+        window = Window(tree, self.kv.prefix_len, self.cache.sliding, self.runner.split_size)
+        with self.tap.caught() as caught:
+            logits = self.runner.logits(self.model, window, inputs, self.warn)
+        self.features = self.tap.joined(caught)
+        return logits
