@@ -141,13 +141,11 @@ def _hidden_layers(config: dict[str, Any], num_layers: int, fused: bool) -> tupl
     outputs = config.get("target_layer_ids") or (config.get("eagle_config") or {}).get(
         "eagle_aux_hidden_state_layer_ids"
     )
-    inputs = config.get("eagle_aux_hidden_state_layer_ids") or config.get(
-        "aux_hidden_state_layer_ids"
-    )
-    if inputs:
-        return tuple(int(k) for k in inputs)
-    if outputs:
+    if outputs and "speculators_model_type" not in config:
         return tuple(int(k) + 1 for k in outputs)
+    for key in ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids"):
+        if config.get(key):
+            return tuple(int(k) for k in config[key])
     return (2, num_layers // 2, num_layers - 3)
 
 
