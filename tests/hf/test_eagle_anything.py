@@ -62,7 +62,7 @@ def test_fuzz(seed, tmp_path, monkeypatch, nan_memory):  # noqa: F811
     monkeypatch.setattr(
         Watched, "future", lambda self, b, text: texts[b][len(text) - len(prompts[b]) :]
     )
-    monkeypatch.setattr("specdec_kernels.drafting.EagleDrafter", Wanderer)
+    monkeypatch.setattr("specdec_kernels.drafting.factory.EagleDrafter", Wanderer)
     nan_memory()
     options = dict(draft_tree_topk=topk, draft_tree_depth=levels)
     size = r.choice((None, 1, 4, 9))

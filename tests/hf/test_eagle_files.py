@@ -213,7 +213,7 @@ def test_a_head_of_the_other_kind_or_of_no_kind(target, weights, tmp_path):
         sdk.patch(target, method="eagle", model=source)
     with pytest.raises(TypeError, match="folder or Hub id of an EAGLE head, got LlamaForCausalLM"):
         sdk.patch(target, method="eagle3", model=fresh("llama"))
-    with pytest.raises(ValueError, match=r"expected a draft model or EAGLE head .*, got None"):
+    with pytest.raises(ValueError, match=r"expected a draft model or heads for .*, got None"):
         sdk.patch(target, method="eagle3")
     with pytest.raises(ValueError, match="draft_tree_depth: expected at least 1, got 0"):
         sdk.patch(target, model=source, draft_tree_depth=0)
