@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -74,7 +75,18 @@ def load_eagle(source: Any, method: str, target: PreTrainedModel, linear: str) -
     config = read_config(source)
     if config is None:
         raise ValueError(f"model: expected config.json in {os.fspath(source)!r}, got none")
-    weights = renamed(read_weights(source))
+    return fit_eagle(config, read_weights(source), method, target, linear)
+
+
+def fit_eagle(
+    config: dict[str, Any],
+    weights: Mapping[str, Tensor],
+    method: str,
+    target: PreTrainedModel,
+    linear: str,
+) -> Eagle:
+    """`load_eagle` from what a checkpoint holds: config.json and the weights by their names."""
+    weights = renamed(weights)
     if "fc.weight" not in weights:
         raise ValueError("model: expected the weights of an EAGLE head, got none called fc.weight")
     found = "eagle3" if is_fused(weights) else "eagle"
@@ -98,6 +110,18 @@ def load_eagle(source: Any, method: str, target: PreTrainedModel, linear: str) -
         FeatureTap(target, settings.hidden_layers)
     except UnsupportedModelError as error:
         raise ValueError(f"model: {error}") from error
+    return Eagle(head.eval(), target, linear)
+
+
+def reread(eagle: Eagle, target: PreTrainedModel, linear: str, **changes: Any) -> Eagle:
+    """The same weights, not copied, with other settings of HeadConfig.
+
+    Raises ValueError for hidden states that `target` does not have.
+    """
+    old, weights = eagle.head, dict(eagle.head.named_parameters())
+    head = Head(dataclasses.replace(old.config, **changes), weights, old.target_ids)
+    FeatureTap(target, head.config.hidden_layers)
+    _fill(head, {}, weights, target)
     return Eagle(head.eval(), target, linear)
 
 

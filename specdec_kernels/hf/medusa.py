@@ -69,6 +69,13 @@ class MedusaHeads:
             return [head(states)[:, : self.vocab] for head in self.heads[:levels]]
 
 
+def reread(heads: MedusaHeads, target: PreTrainedModel, linear: str, layer: int) -> MedusaHeads:
+    """The same weights, not copied, over another hidden state of the target."""
+    fresh = MedusaHeads(list(heads.heads), target, linear)
+    fresh.hidden_layer = layer
+    return fresh
+
+
 def load_heads(
     source: Any,
     target: PreTrainedModel,
@@ -89,7 +96,12 @@ def load_heads(
             "model: expected a file, a folder or a Hub id of Medusa heads, "
             f"got {type(source).__name__}"
         )
-    path = _find(os.fspath(source))
+    path = find_heads(os.fspath(source))
+    if path is None:
+        raise ValueError(
+            f"model: expected a file, or a folder or Hub id with {' or '.join(FILES)}, "
+            f"got {os.fspath(source)!r}"
+        )
     weights = _known(_read(path), path)
     numbers = sorted({int(key.split(".")[0]) for key in weights})
     if numbers != list(range(len(numbers))):
@@ -108,7 +120,8 @@ def load_heads(
     return MedusaHeads(heads, target, linear)
 
 
-def _find(source: str) -> str:
+def find_heads(source: str) -> str | None:
+    """The file of Medusa heads: `source` itself, or one in a folder or a repository of the Hub."""
     if os.path.isfile(source):
         return source
     for name in FILES:
@@ -118,9 +131,7 @@ def _find(source: str) -> str:
             continue
         if found is not None:
             return found
-    raise ValueError(
-        f"model: expected a file, or a folder or Hub id with {' or '.join(FILES)}, got {source!r}"
-    )
+    return None
 
 
 def _read(path: str) -> Any:
