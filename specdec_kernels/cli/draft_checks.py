@@ -11,7 +11,7 @@ from torch import Tensor
 
 from specdec_kernels.cli.model import HUB_ID
 from specdec_kernels.hf.checkpoint import read_config
-from specdec_kernels.hf.draft import Draft, token_names
+from specdec_kernels.hf.draft import PADDING, Draft, token_names
 from specdec_kernels.hf.eagle import Eagle, head_method
 from specdec_kernels.hf.eagle_layouts import layer_ids, renamed
 from specdec_kernels.hf.medusa import MedusaHeads, find_heads
@@ -132,9 +132,12 @@ def _shapes(eagle: Eagle, target: Any) -> Check:
 
 def _vocabulary(size: int | None, target: Any) -> Check:
     vocab = target.config.get_text_config().vocab_size
-    if size in (None, vocab):
+    if size is None or size == vocab:
         return Check("vocabulary", "ok", f"the target's, {vocab} tokens")
-    return Check("vocabulary", "warning", f"{size} tokens, the target has {vocab}")
+    detail = f"{size} tokens, the target has {vocab}"
+    if abs(size - vocab) <= PADDING:
+        return Check("vocabulary", "ok", f"{detail}: padding")
+    return Check("vocabulary", "warning", detail)
 
 
 def _drafted(weights: Mapping[str, Tensor], eagle: Eagle) -> Check:

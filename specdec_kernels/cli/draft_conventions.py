@@ -22,7 +22,7 @@ from specdec_kernels.hf.features import BEFORE_NORM
 Drafter = Draft | eagle.Eagle | medusa.MedusaHeads
 
 LINEAR = "auto"
-FEWEST_DRAFTS = 20
+FEWEST_DRAFTS = 10
 STANDARD_ERRORS = 3.0
 LEAST_GAIN = 1.05  # in tokens per forward
 
@@ -89,10 +89,11 @@ def measure(
                 output = target.generate(**inputs, max_new_tokens=limit, do_sample=False)
                 texts.append(output[0, inputs["input_ids"].shape[1] :].tolist())
         counts = sdk.metrics(target).snapshot()
-    number = counts["num_drafts"]
+    number, kept = counts["num_drafts"], counts["accepted_per_position"]
+    kept += [0] * (num_speculative_tokens - len(kept))
     return Measurement(
         num_drafts=number,
-        accepted=[n / number for n in counts["accepted_per_position"]],
+        accepted=[n / max(number, 1) for n in kept],
         tokens_per_forward=counts["mean_acceptance_length"],
         tokens=texts,
     )

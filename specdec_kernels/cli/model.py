@@ -33,7 +33,7 @@ INSTALL = f"pip install 'specdec-kernels[demo]' && pip install --no-deps {PACKAG
 def load(
     name: str | None, dtype: torch.dtype, progress: Progress, flag: str = "--model"
 ) -> tuple[Any, Any, str]:
-    """The model in eval mode, its tokenizer, and a name to print. flag: the option that names it."""
+    """The model in eval mode, its tokenizer, and a name to print. flag: the option for `name`."""
     with quiet_transformers() as transformers:
         folder = str(packaged_checkpoint(progress)) if name is None else _check_name(name, flag)
         try:

@@ -72,10 +72,15 @@ def load_eagle(source: Any, method: str, target: PreTrainedModel, linear: str) -
         raise TypeError(
             f"model: expected the folder or Hub id of an EAGLE head, got {type(source).__name__}"
         )
+    return fit_eagle(*read_head(source), method, target, linear)
+
+
+def read_head(source: str | os.PathLike) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """config.json and the weights by their own names; raises ValueError where one is missing."""
     config = read_config(source)
     if config is None:
         raise ValueError(f"model: expected config.json in {os.fspath(source)!r}, got none")
-    return fit_eagle(config, read_weights(source), method, target, linear)
+    return config, read_weights(source)
 
 
 def fit_eagle(
@@ -85,7 +90,7 @@ def fit_eagle(
     target: PreTrainedModel,
     linear: str,
 ) -> Eagle:
-    """`load_eagle` from what a checkpoint holds: config.json and the weights by their names."""
+    """`load_eagle` from what `read_head` found."""
     weights = renamed(weights)
     if "fc.weight" not in weights:
         raise ValueError("model: expected the weights of an EAGLE head, got none called fc.weight")

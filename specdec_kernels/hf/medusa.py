@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -42,9 +42,9 @@ class MedusaHeads:
     linear: as in SpeculativeConfig; drafts need no invariance.
     """
 
-    def __init__(self, heads: list[nn.Sequential], target: PreTrainedModel, linear: str):
+    def __init__(self, heads: Iterable[nn.Module], target: PreTrainedModel, linear: str):
         self.heads = nn.ModuleList(heads)
-        self.number = len(heads)
+        self.number = len(self.heads)
         self.hidden_layer: int = target.config.get_text_config().num_hidden_layers
         self.vocab = _vocab(target)
         self.cost = DraftCost(_size(self.heads) / self.number / weight_of(target), most=self.number)
@@ -71,9 +71,9 @@ class MedusaHeads:
 
 def reread(heads: MedusaHeads, target: PreTrainedModel, linear: str, layer: int) -> MedusaHeads:
     """The same weights, not copied, over another hidden state of the target."""
-    fresh = MedusaHeads(list(heads.heads), target, linear)
-    fresh.hidden_layer = layer
-    return fresh
+    other = MedusaHeads(heads.heads, target, linear)
+    other.hidden_layer = layer
+    return other
 
 
 def load_heads(
