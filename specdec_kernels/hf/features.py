@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from specdec_kernels.hf.attention import UnsupportedModelError
 
-BEFORE_NORM = -1
+BEFORE_NORM = -(10**6)  # far from what a wrong config may ask for
 
 
 class FeatureTap:

@@ -13,6 +13,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from specdec_kernels import cli
 from specdec_kernels.cli.draft_conventions import Convention, Measurement
+from specdec_kernels.hf.features import BEFORE_NORM
 
 SIZE, LAYERS, IDS = 32, 4, (1, 2, 3)
 # Places of a hidden state: what says the token, what tokens leave alone, a mark for every layer.
@@ -183,7 +184,7 @@ def test_last_states_before_the_final_norm(capsys, folder, target, tmp_path):
     assert code == 1 and report["kind"] == "medusa"
     assert report["best"] == "before the final norm"
     assert report["remedy"] == {"config": {}, "complete": False}
-    assert [row["hidden_layers"] for row in report["conventions"]] == [[LAYERS], [-1]]
+    assert [row["hidden_layers"] for row in report["conventions"]] == [[LAYERS], ["before norm"]]
     heads = {name: weight / norm for name, weight in heads.items()}
     source = write_medusa(tmp_path / "heads", heads)
     (source / "config.json").write_text(json.dumps({"medusa_num_heads": 5}))
@@ -297,7 +298,7 @@ def test_the_other_kinds(capsys, target, folder, tmp_path):
     source = eagle1(tmp_path / "1", target, one, rope_theta=10000.0)
     code, report = report_of(capsys, "--draft", source, "--target", folder)
     assert code == 0 and report["kind"] == "eagle" and status(report)["rope theta"] == "ok"
-    assert [row["hidden_layers"] for row in report["conventions"]] == [[LAYERS], [-1]]
+    assert [row["hidden_layers"] for row in report["conventions"]] == [[LAYERS], ["before norm"]]
     three = head_weights(target, ids=(1, 2, LAYERS))
     source = deepspec(tmp_path / "d", target, three, (1, 2, LAYERS))
     code, out, _ = run(capsys, "--draft", source, "--target", folder, *PROMPT)
@@ -316,4 +317,4 @@ def test_clearly_above_is_more_than_chance_and_more_than_a_trifle():
     assert measured(10**6, 0.32, 0.1).moments()[0] > low.moments()[0]
     assert not measured(10**6, 0.32, 0.1).clearly_above(measured(10**6, 0.3, 0.1)), "a trifle"
     assert not low.clearly_above(low)
-    assert Convention(shift=1, before_norm=True).layers((1, 3), 4) == (2, -1)
+    assert Convention(shift=1, before_norm=True).layers((1, 3), 4) == (2, BEFORE_NORM)
