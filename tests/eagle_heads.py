@@ -176,11 +176,13 @@ class Dense:
         states = self.target(torch.tensor([text[:-1]]), output_hidden_states=True).hidden_states
         if not self.fused:
             return states[-1][0]
-        parts = [states[k][0] for k in self.ids]
+        x = torch.cat([states[k][0] for k in self.ids], -1)
+        if "input_norm.weight" in self.w:
+            x = self.norm(x, "input_norm")
         if "fc_norm.0.weight" in self.w:
-            parts = [self.norm(x, f"fc_norm.{i}") for i, x in enumerate(parts)]
-        x = torch.cat(parts, -1)
-        return self.linear(self.norm(x, "input_norm") if "input_norm.weight" in self.w else x, "fc")
+            parts = x.chunk(len(self.ids), -1)
+            x = torch.cat([self.norm(y, f"fc_norm.{i}") for i, y in enumerate(parts)], -1)
+        return self.linear(x, "fc")
 
     def rotated(self, x):
         """x [heads, S, DIM] by pairs (i, i + DIM / 2)."""

@@ -32,10 +32,10 @@ NAMES = {
 
 # Where ids may stand, the first preferred; 1 where they count outputs of layers.
 ID_KEYS = {
-    "eagle_aux_hidden_state_layer_ids": 0,
-    "aux_hidden_state_layer_ids": 0,
     "target_layer_ids": 1,
     "eagle_config.eagle_aux_hidden_state_layer_ids": 1,
+    "eagle_aux_hidden_state_layer_ids": 0,
+    "aux_hidden_state_layer_ids": 0,
 }
 
 
@@ -163,14 +163,14 @@ def _hidden_layers(config: dict[str, Any], num_layers: int, fused: bool) -> tupl
 
 
 def layer_ids(config: dict[str, Any]) -> list[LayerIds]:
-    """All ids of hidden states in config.json; the first ones count."""
-    found = []
+    """All ids of hidden states in config.json; the first ones count. speculators counts inputs."""
+    found, inputs_only = [], "speculators_model_type" in config
     for name, added in ID_KEYS.items():
         *folders, key = name.split(".")
         inner = config
         for folder in folders:
             inner = inner.get(folder) or {}
-        if inner.get(key):
+        if inner.get(key) and not (added and inputs_only):
             found.append(LayerIds(name, tuple(int(k) for k in inner[key]), added))
     return found
 

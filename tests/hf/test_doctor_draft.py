@@ -155,18 +155,18 @@ def test_a_head_that_is_read_wrongly(
 
 
 def test_the_change_is_named_in_the_words_of_the_config(capsys, target, weights, folder, tmp_path):
-    """Where ids stand as outputs of layers, they are named so."""
-    source = write(tmp_path / "outputs", target, weights, ())
+    """Ids as outputs of layers, with the copy of them that some configs have, are named so."""
+    source = write(tmp_path / "outputs", target, weights, (1, 2, 3))
     path = tmp_path / "outputs" / "config.json"
     config = json.loads(path.read_text())
-    del config["eagle_aux_hidden_state_layer_ids"]
+    del config["speculators_model_type"]
     config["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [1, 2, 3]}
     path.write_text(json.dumps(config))
     code, out, _ = run(capsys, "--draft", source, "--target", folder, *PROMPT)
     key = "eagle_config.eagle_aux_hidden_state_layer_ids"
     assert code == 1 and f"in config.json set {key}: [0, 1, 2]" in out
     assert f"2, 3, 4: {key} [1, 2, 3], read as outputs of layers" in out
-    assert "best: ids -1" in out and "| ids -1" in out
+    assert "best: ids -1" in out and "| ids -1" in out and "says otherwise" not in out
 
 
 def test_last_states_before_the_final_norm(capsys, folder, target, tmp_path):

@@ -158,6 +158,29 @@ def test_a_patched_target_can_be_freed(tmp_path):
     assert alive() is None
 
 
+NESTED = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 0]}}
+TOP = {"eagle_aux_hidden_state_layer_ids": [0, 2, 1]}
+
+
+@pytest.mark.parametrize(
+    "config, expected",
+    [
+        (NESTED, (1, 2, 1)),  # SpecForge, NVIDIA: outputs of layers
+        (NESTED | {"eagle_aux_hidden_state_layer_ids": [0, 1, 0]}, (1, 2, 1)),  # and lifted
+        ({"target_layer_ids": [0, 1, 0]}, (1, 2, 1)),  # DeepSpec
+        (TOP, (0, 2, 1)),  # vLLM: inputs
+        ({"aux_hidden_state_layer_ids": [0, 2, 1]}, (0, 2, 1)),
+        (TOP | NESTED | {"speculators_model_type": "eagle3"}, (0, 2, 1)),
+    ],
+    ids=str,
+)
+def test_c16_ids_by_producer(config, expected, target, weights, tmp_path):
+    layer = layer_config(target)
+    whole = {**layer, **config, "transformer_layer_config": layer}
+    head = load_eagle(write(tmp_path, whole, weights), "eagle3", target, "off").head
+    assert head.config.hidden_layers == expected
+
+
 def test_ids_that_the_target_does_not_have(target, weights, tmp_path):
     expect_error(target, "expected ids from 0 to 2", safeailab(tmp_path, target, weights))
     source = speculators(tmp_path / "s", target, weights, (0, 1, 3))

@@ -1,5 +1,7 @@
 """EAGLE heads through generate: the text is the target's, whatever the head says."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from eagle_heads import eagle1, head_weights, safeailab
@@ -173,3 +175,15 @@ def test_16_bit_heads_take_the_targets_dtype(dtype, tmp_path):
         with accelerated(target, model=head, num_speculative_tokens=4, **options) as metrics:
             new_tokens(target, inputs)
         assert metrics.num_draft_tokens > 0
+
+
+def test_threads_share_a_head(tmp_path):
+    """Each run keeps its own hidden states, though the hooks stand on one model."""
+    target = fresh("llama")
+    head = agreeing(target, tmp_path)
+    inputs = [batch(random_rows((3, 9 + n), seed=n)) for n in range(4)]
+    expected = [new_tokens(target, x) for x in inputs]
+    options = dict(model=head, num_speculative_tokens=4)
+    with accelerated(target, **options) as metrics, ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(lambda x: new_tokens(target, x), inputs)) == expected
+    assert metrics.mean_acceptance_length > 2
