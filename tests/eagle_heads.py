@@ -117,8 +117,13 @@ def safeailab(folder, target, weights, ids=None, binary=False, **flags):
     return write(folder, config, renamed, binary)
 
 
-def speculators(folder, target, weights, ids, window=None, **flags):
-    layer = layer_config(target)
+def _drafted(target, weights):
+    table = weights.get("lm_head.weight", weights.get("d2t"))
+    return target.config.get_text_config().vocab_size if table is None else len(table)
+
+
+def speculators(folder, target, weights, ids, window=None, size=D, **flags):
+    layer = layer_config(target, size)
     if window is not None:
         layer |= {"layer_types": ["sliding_attention"], "sliding_window": window}
     config = {
@@ -127,7 +132,7 @@ def speculators(folder, target, weights, ids, window=None, **flags):
         "speculators_version": "0.9.0",
         "speculators_config": {"algorithm": "eagle3", "default_proposal_method": "greedy"},
         "transformer_layer_config": layer,
-        "draft_vocab_size": len(weights["lm_head.weight"]),
+        "draft_vocab_size": _drafted(target, weights),
         "eagle_aux_hidden_state_layer_ids": list(ids),
         "target_hidden_size": None,
         **flags,

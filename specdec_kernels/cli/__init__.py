@@ -24,7 +24,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit code: 0, 1 (a self-test failed), 2 (bad input)."""
+    """Runs one command and returns its exit code: 0, 1 (doctor found an error), 2 (bad input)."""
     command = "specdec"
     try:
         args = _parser().parse_args(argv)

@@ -1,4 +1,4 @@
-"""Say what is installed, what is missing and why, and test every op."""
+"""Say what is installed and test every op; with --draft, say why a draft is hardly accepted."""
 
 from __future__ import annotations
 
@@ -12,24 +12,63 @@ import torch
 from specdec_kernels import __version__, native
 from specdec_kernels.cli import machine, selftest
 from specdec_kernels.cli import model as models
-from specdec_kernels.cli.console import check_json_target, write_json
-from specdec_kernels.cli.options import add_json
+from specdec_kernels.cli.console import CliError, check_json_target, write_json
+from specdec_kernels.cli.options import DTYPES, add_json, whole
 
+DRAFT_OPTIONS = (
+    "target", "prompt", "file", "max_new_tokens", "num_speculative_tokens", "dtype", "threads"
+)  # fmt: skip
 OPENMP = ("libgomp", "libiomp5", "libomp")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_draft_options(parser)
     add_json(parser, "write the findings as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
     check_json_target(args.json)
+    check_draft_options(args)
+    if args.draft is not None:
+        from specdec_kernels.cli import doctor_draft  # it needs transformers
+
+        return doctor_draft.run(args)
     report = examine()
     if args.json:
         write_json(report, args.json)
     if args.json != "-":
         print("\n".join(_lines(report)))
     return 0 if report["passed"] else 1
+
+
+def add_draft_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "drafts",
+        "Checks a draft checkpoint against its target and measures how much of its drafts is "
+        "accepted, read as the loader does and by other conventions; exit code 1 for an error, "
+        "another convention that drafts clearly better among them.",
+    )
+    group.add_argument("--draft", metavar="PATH_OR_ID", help="EAGLE or Medusa heads, or a model")
+    group.add_argument(
+        "--target",
+        metavar="PATH_OR_ID",
+        help="what it drafts for (default: the packaged SmolLM2-135M-Instruct)",
+    )
+    source = group.add_mutually_exclusive_group()
+    source.add_argument("--prompt", metavar="TEXT", help="default: three of ours")
+    source.add_argument("--file", metavar="PATH", help="a file with the prompt ('-': stdin)")
+    group.add_argument("--max-new-tokens", type=whole(1), metavar="N", help="default: 64 a prompt")
+    group.add_argument(
+        "--num-speculative-tokens", type=whole(1), metavar="K", help="drafted a step (default: 3)"
+    )
+    group.add_argument("--dtype", choices=DTYPES, help="default: bf16")
+    group.add_argument("--threads", type=whole(1, os.cpu_count()), metavar="N", help="CPU threads")
+
+
+def check_draft_options(args: argparse.Namespace) -> None:
+    for name in DRAFT_OPTIONS if args.draft is None else ():
+        if getattr(args, name) is not None:
+            raise CliError(f"--{name.replace('_', '-')} belongs to --draft, got none")
 
 
 def examine() -> dict[str, Any]:

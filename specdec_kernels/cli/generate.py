@@ -56,11 +56,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     check_json_target(args.json)
     options, sampling = patch_options(args), _sampling(args)
-    prompt = _read_prompt(args)
+    prompt = read_prompt(args)
     with threads(args.threads):
         model, tokenizer, _ = models.load(args.model, DTYPES[args.dtype], Progress())
-        inputs = _encode(tokenizer, prompt, args.raw)
-        limit = _new_token_limit(model, inputs["input_ids"].shape[1], args.max_new_tokens)
+        inputs = encode(tokenizer, prompt, args.raw)
+        limit = new_token_limit(model, inputs["input_ids"].shape[1], args.max_new_tokens)
         streamer = None if args.json else ColourStreamer(tokenizer, sys.stdout, args.color)
         result = _generate(model, tokenizer, inputs, limit, streamer, options, sampling, args.seed)
     if args.json:
@@ -125,7 +125,7 @@ def _sampling(args: argparse.Namespace) -> dict[str, Any]:
     return {"do_sample": False}
 
 
-def _read_prompt(args: argparse.Namespace) -> str:
+def read_prompt(args: argparse.Namespace) -> str:
     if args.file is None:
         text = args.prompt
     elif args.file == "-":
@@ -145,7 +145,7 @@ def _read_prompt(args: argparse.Namespace) -> str:
     return text
 
 
-def _encode(tokenizer: Any, prompt: str, raw: bool) -> dict[str, torch.Tensor]:
+def encode(tokenizer: Any, prompt: str, raw: bool) -> dict[str, torch.Tensor]:
     if not raw and tokenizer.chat_template:
         return dict(
             tokenizer.apply_chat_template(
@@ -161,7 +161,7 @@ def _encode(tokenizer: Any, prompt: str, raw: bool) -> dict[str, torch.Tensor]:
     return {"input_ids": encoded["input_ids"], "attention_mask": encoded["attention_mask"]}
 
 
-def _new_token_limit(model: Any, prompt_tokens: int, wanted: int) -> int:
+def new_token_limit(model: Any, prompt_tokens: int, wanted: int) -> int:
     allowed = models.context_length(model)
     if allowed is None:
         return wanted

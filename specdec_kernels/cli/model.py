@@ -30,10 +30,12 @@ HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 INSTALL = f"pip install 'specdec-kernels[demo]' && pip install --no-deps {PACKAGE}=={VERSION}"
 
 
-def load(name: str | None, dtype: torch.dtype, progress: Progress) -> tuple[Any, Any, str]:
-    """The model in eval mode, its tokenizer, and a name to print."""
+def load(
+    name: str | None, dtype: torch.dtype, progress: Progress, flag: str = "--model"
+) -> tuple[Any, Any, str]:
+    """The model in eval mode, its tokenizer, and a name to print. flag: the option for `name`."""
     with quiet_transformers() as transformers:
-        folder = str(packaged_checkpoint(progress)) if name is None else _check_name(name)
+        folder = str(packaged_checkpoint(progress)) if name is None else _check_name(name, flag)
         try:
             with progress.ticking("loading the model"):
                 tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
@@ -41,7 +43,7 @@ def load(name: str | None, dtype: torch.dtype, progress: Progress) -> tuple[Any,
         except Exception as error:  # a damaged checkpoint fails in too many ways to list
             reason = " ".join(str(error).split()).split(". ")[0].rstrip(".")[:200]
             raise CliError(
-                f"cannot load {folder} as a causal language model: {reason}; give --model an "
+                f"cannot load {folder} as a causal language model: {reason}; give {flag} an "
                 "existing folder with config, weights and tokenizer, or leave it out for the "
                 "packaged model"
             ) from error
@@ -153,16 +155,16 @@ def _dequantise(gguf: Path, folder: Path) -> None:
     model.save_pretrained(folder)
 
 
-def _check_name(name: str) -> str:
+def _check_name(name: str, flag: str) -> str:
     """A Hub id or an existing checkpoint folder."""
     path = Path(name).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
-            raise CliError(f"{name} holds no config.json: give --model a checkpoint folder")
+            raise CliError(f"{name} holds no config.json: give {flag} a checkpoint folder")
         return str(path)
     if path.exists() or not HUB_ID.fullmatch(name):
         raise CliError(
-            f"no checkpoint folder at {name}: give --model an existing folder or a Hub id "
+            f"no checkpoint folder at {name}: give {flag} an existing folder or a Hub id "
             "(owner/name), or leave it out for the packaged model"
         )
     return name

@@ -135,7 +135,7 @@ def _load(source: Any, target: PreTrainedModel) -> Any:
 def _expect_one_vocabulary(model: PreTrainedModel, target: PreTrainedModel, download: bool) -> None:
     """By the tokenizers that lie with the models, else by the sizes of the vocabularies."""
     sizes = f"the draft model has {_vocab(model)} tokens, the target {_vocab(target)}"
-    own, its = _tokens(model, download), _tokens(target, False)
+    own, its = token_names(model, download), token_names(target)
     if own is None or its is None:
         if abs(_vocab(model) - _vocab(target)) > PADDING:
             raise ValueError(
@@ -152,7 +152,7 @@ def _expect_one_vocabulary(model: PreTrainedModel, target: PreTrainedModel, down
         )
 
 
-def _tokens(model: PreTrainedModel, download: bool) -> dict[int, str] | None:
+def token_names(model: PreTrainedModel, download: bool = False) -> dict[int, str] | None:
     """The names of the tokens, where a tokenizer lies with the model."""
     if not model.name_or_path:
         return None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -71,10 +72,26 @@ def load_eagle(source: Any, method: str, target: PreTrainedModel, linear: str) -
         raise TypeError(
             f"model: expected the folder or Hub id of an EAGLE head, got {type(source).__name__}"
         )
+    return fit_eagle(*read_head(source), method, target, linear)
+
+
+def read_head(source: str | os.PathLike) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """config.json and the weights by their own names; raises ValueError where one is missing."""
     config = read_config(source)
     if config is None:
         raise ValueError(f"model: expected config.json in {os.fspath(source)!r}, got none")
-    weights = renamed(read_weights(source))
+    return config, read_weights(source)
+
+
+def fit_eagle(
+    config: dict[str, Any],
+    weights: Mapping[str, Tensor],
+    method: str,
+    target: PreTrainedModel,
+    linear: str,
+) -> Eagle:
+    """`load_eagle` from what `read_head` found."""
+    weights = renamed(weights)
     if "fc.weight" not in weights:
         raise ValueError("model: expected the weights of an EAGLE head, got none called fc.weight")
     found = "eagle3" if is_fused(weights) else "eagle"
@@ -98,6 +115,18 @@ def load_eagle(source: Any, method: str, target: PreTrainedModel, linear: str) -
         FeatureTap(target, settings.hidden_layers)
     except UnsupportedModelError as error:
         raise ValueError(f"model: {error}") from error
+    return Eagle(head.eval(), target, linear)
+
+
+def reread(eagle: Eagle, target: PreTrainedModel, linear: str, **changes: Any) -> Eagle:
+    """The same weights, not copied, with other settings of HeadConfig.
+
+    Raises ValueError for hidden states that `target` does not have.
+    """
+    old, weights = eagle.head, dict(eagle.head.named_parameters())
+    head = Head(dataclasses.replace(old.config, **changes), weights, old.target_ids)
+    FeatureTap(target, head.config.hidden_layers)
+    _fill(head, {}, weights, target)
     return Eagle(head.eval(), target, linear)
 
 

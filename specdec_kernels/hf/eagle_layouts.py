@@ -9,7 +9,7 @@ of a Llama; ids of hidden states, if any, in eagle_config, as outputs of layers.
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -29,6 +29,26 @@ NAMES = {
     "aux_norm_mid.": "fc_norm.1.",
     "aux_norm_high.": "fc_norm.2.",
 }
+
+# Where ids may stand, the first preferred; 1 where they count outputs of layers.
+ID_KEYS = {
+    "target_layer_ids": 1,
+    "eagle_config.eagle_aux_hidden_state_layer_ids": 1,
+    "eagle_aux_hidden_state_layer_ids": 0,
+    "aux_hidden_state_layer_ids": 0,
+}
+
+
+class LayerIds(NamedTuple):
+    """name: of the setting, with dots. added: what makes `ids` those that transformers counts."""
+
+    name: str
+    ids: tuple[int, ...]
+    added: int
+
+    @property
+    def inputs(self) -> tuple[int, ...]:
+        return tuple(k + self.added for k in self.ids)
 
 
 def renamed(weights: Mapping[str, Value]) -> dict[str, Value]:
@@ -138,15 +158,21 @@ def _hidden_layers(config: dict[str, Any], num_layers: int, fused: bool) -> tupl
     """As transformers counts: what layer k reads; its output is what layer k + 1 reads."""
     if not fused:
         return (num_layers,)
-    outputs = config.get("target_layer_ids") or (config.get("eagle_config") or {}).get(
-        "eagle_aux_hidden_state_layer_ids"
-    )
-    if outputs and "speculators_model_type" not in config:
-        return tuple(int(k) + 1 for k in outputs)
-    for key in ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids"):
-        if config.get(key):
-            return tuple(int(k) for k in config[key])
-    return (2, num_layers // 2, num_layers - 3)
+    found = layer_ids(config)
+    return found[0].inputs if found else (2, num_layers // 2, num_layers - 3)
+
+
+def layer_ids(config: dict[str, Any]) -> list[LayerIds]:
+    """All ids of hidden states in config.json; the first ones count. speculators counts inputs."""
+    found, inputs_only = [], "speculators_model_type" in config
+    for name, added in ID_KEYS.items():
+        *folders, key = name.split(".")
+        inner = config
+        for folder in folders:
+            inner = inner.get(folder) or {}
+        if inner.get(key) and not (added and inputs_only):
+            found.append(LayerIds(name, tuple(int(k) for k in inner[key]), added))
+    return found
 
 
 def _draft_vocab_size(config: dict[str, Any], weights: dict[str, Tensor], vocab: int) -> int:

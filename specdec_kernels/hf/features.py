@@ -13,13 +13,15 @@ from transformers import PreTrainedModel
 
 from specdec_kernels.hf.attention import UnsupportedModelError
 
+BEFORE_NORM = -(10**6)  # far from what a wrong config may ask for
+
 
 class FeatureTap:
     """Catches the hidden states `layers` of the forwards that this thread runs in `caught`.
 
     layers: ids as transformers' `hidden_states` counts: k below the number of layers is what layer
         k reads, 0 the embeddings; the number of layers is the last one's output after the final
-        norm. The model's own collecting would keep all of them.
+        norm, BEFORE_NORM the same before it. The model's own collecting would keep all of them.
 
     Raises:
         ValueError: for an id that the model does not have.
@@ -32,7 +34,7 @@ class FeatureTap:
         self._size = model.config.get_text_config().hidden_size
         self._blocks = _blocks(self._decoder, model) if layers else nn.ModuleList()
         for k in self.layers:
-            if not 0 <= k <= len(self._blocks):
+            if k != BEFORE_NORM and not 0 <= k <= len(self._blocks):
                 raise ValueError(
                     f"hidden layers: expected ids from 0 to {len(self._blocks)} for "
                     f"{type(model).__name__}, got {k}"
@@ -51,13 +53,19 @@ class FeatureTap:
 
             return hook
 
+        def behind(module: nn.Module, args: tuple, output: Any) -> None:
+            if threading.get_ident() == thread:
+                found[BEFORE_NORM] = output[0] if isinstance(output, tuple) else output
+
         def at_the_end(module: nn.Module, args: tuple, output: Any) -> None:
             if threading.get_ident() == thread:
                 found[len(self._blocks)] = output[0]
 
         with contextlib.ExitStack() as stack:
             for k in self.layers:
-                if k < len(self._blocks):
+                if k == BEFORE_NORM:
+                    handle = self._blocks[-1].register_forward_hook(behind)
+                elif k < len(self._blocks):
                     block = self._blocks[k]
                     handle = block.register_forward_pre_hook(before(k), with_kwargs=True)
                 else:

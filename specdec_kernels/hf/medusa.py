@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -42,9 +42,9 @@ class MedusaHeads:
     linear: as in SpeculativeConfig; drafts need no invariance.
     """
 
-    def __init__(self, heads: list[nn.Sequential], target: PreTrainedModel, linear: str):
+    def __init__(self, heads: Iterable[nn.Module], target: PreTrainedModel, linear: str):
         self.heads = nn.ModuleList(heads)
-        self.number = len(heads)
+        self.number = len(self.heads)
         self.hidden_layer: int = target.config.get_text_config().num_hidden_layers
         self.vocab = _vocab(target)
         self.cost = DraftCost(_size(self.heads) / self.number / weight_of(target), most=self.number)
@@ -69,6 +69,13 @@ class MedusaHeads:
             return [head(states)[:, : self.vocab] for head in self.heads[:levels]]
 
 
+def reread(heads: MedusaHeads, target: PreTrainedModel, linear: str, layer: int) -> MedusaHeads:
+    """The same weights, not copied, over another hidden state of the target."""
+    other = MedusaHeads(heads.heads, target, linear)
+    other.hidden_layer = layer
+    return other
+
+
 def load_heads(
     source: Any,
     target: PreTrainedModel,
@@ -89,7 +96,12 @@ def load_heads(
             "model: expected a file, a folder or a Hub id of Medusa heads, "
             f"got {type(source).__name__}"
         )
-    path = _find(os.fspath(source))
+    path = find_heads(os.fspath(source))
+    if path is None:
+        raise ValueError(
+            f"model: expected a file, or a folder or Hub id with {' or '.join(FILES)}, "
+            f"got {os.fspath(source)!r}"
+        )
     weights = _known(_read(path), path)
     numbers = sorted({int(key.split(".")[0]) for key in weights})
     if numbers != list(range(len(numbers))):
@@ -108,7 +120,8 @@ def load_heads(
     return MedusaHeads(heads, target, linear)
 
 
-def _find(source: str) -> str:
+def find_heads(source: str) -> str | None:
+    """The file of Medusa heads: `source` itself, or one in a folder or a repository of the Hub."""
     if os.path.isfile(source):
         return source
     for name in FILES:
@@ -118,9 +131,7 @@ def _find(source: str) -> str:
             continue
         if found is not None:
             return found
-    raise ValueError(
-        f"model: expected a file, or a folder or Hub id with {' or '.join(FILES)}, got {source!r}"
-    )
+    return None
 
 
 def _read(path: str) -> Any:

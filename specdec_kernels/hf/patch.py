@@ -70,6 +70,8 @@ class Engine:
 
 
 def _load(config: SpeculativeConfig, target: PreTrainedModel) -> Draft | Eagle | MedusaHeads:
+    if isinstance(config.model, (Eagle, MedusaHeads)):
+        return config.model
     method = next(method for method in config.methods if method in BY_MODEL)
     if method == "draft_model":
         return load_draft(config.model, target, config.linear)

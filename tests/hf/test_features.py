@@ -9,7 +9,7 @@ from tiny import Scripted, accelerated, batch, fresh, future_of, new_tokens, ran
 
 import specdec_kernels as sdk
 from specdec_kernels.hf.attention import UnsupportedModelError
-from specdec_kernels.hf.features import FeatureTap
+from specdec_kernels.hf.features import BEFORE_NORM, FeatureTap
 
 
 class Watcher(Scripted):
@@ -103,3 +103,17 @@ def test_nothing_is_hooked_when_nobody_asks(monkeypatch):
     with sdk.patched(model):
         model.generate(**inputs, do_sample=False, max_new_tokens=8)
         assert sdk.metrics(model).num_steps > 0
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3_text"])
+def test_the_last_state_before_the_final_norm(name):
+    model = fresh(name)
+    decoder = model.get_decoder()
+    tap = FeatureTap(model, (BEFORE_NORM, 2))
+    with torch.no_grad(), tap.caught() as found:
+        model(torch.tensor(random_rows((9,), seed=1)))
+        norm = decoder.ln_f if name == "gpt2" else decoder.norm
+        expected = norm(found[BEFORE_NORM])
+    torch.testing.assert_close(found[2], expected)
+    assert not torch.allclose(found[BEFORE_NORM], expected, atol=1e-2)
+    assert tap.joined(found).shape == (1, 9, 2 * model.config.hidden_size)

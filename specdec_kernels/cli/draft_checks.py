@@ -1,0 +1,224 @@
+"""What a draft checkpoint is, and what can be said of it without running it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from specdec_kernels.cli.model import HUB_ID
+from specdec_kernels.hf.checkpoint import read_config
+from specdec_kernels.hf.draft import PADDING, Draft, token_names
+from specdec_kernels.hf.eagle import Eagle, head_method
+from specdec_kernels.hf.eagle_layouts import layer_ids, renamed
+from specdec_kernels.hf.medusa import MedusaHeads, find_heads
+from specdec_kernels.hf.model import max_positions
+
+
+class Check(NamedTuple):
+    """status: "ok", "warning" or "error"."""
+
+    name: str
+    status: str
+    detail: str
+
+
+def kind_of(source: str) -> str:
+    """The method that drafts with what lies there: medusa, eagle3, eagle or draft_model.
+
+    Raises ValueError where nothing lies, and for weights that cannot be read.
+    """
+    if not os.path.exists(source) and not HUB_ID.fullmatch(source):
+        raise ValueError(f"expected a checkpoint, got no file or folder {source!r}")
+    if os.path.isfile(source):
+        return "medusa"
+    method = head_method(source)
+    if method is not None:
+        return method
+    return "medusa" if find_heads(source) is not None else "draft_model"
+
+
+def describe_eagle(config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> dict[str, Any]:
+    """From config.json and the weights by their own names."""
+    layer, names = config.get("transformer_layer_config", config), renamed(weights)
+    producer = "SafeAILab, SpecForge, AngelSlim or NVIDIA"
+    if "speculators_model_type" in config:
+        producer = "speculators"
+    elif "target_layer_ids" in config:
+        producer = "DeepSpec"
+    drafted = names.get("lm_head.weight", names.get("d2t"))
+    return {
+        "layout": producer,
+        "num_layers": len({n.split(".")[1] for n in names if n.startswith("layers.")}),
+        "hidden_size": layer.get("hidden_size"),
+        "vocab_size": layer.get("vocab_size") or config.get("vocab_size"),
+        "draft_vocab_size": None if drafted is None else len(drafted),
+        "dtype": _dtype(names["fc.weight"]),
+        "parameters": sum(w.numel() for w in names.values() if w.is_floating_point()),
+    }
+
+
+def describe_medusa(heads: MedusaHeads) -> dict[str, Any]:
+    output: Any = heads.heads[0]
+    return {
+        "num_heads": heads.number,
+        "num_layers": len(output) - 1,
+        "hidden_size": output[-1].in_features,
+        "vocab_size": output[-1].out_features,
+        "parameters": sum(p.numel() for p in heads.heads.parameters()),
+    }
+
+
+def describe_model(draft: Draft) -> dict[str, Any]:
+    text = draft.model.config.get_text_config()
+    return {
+        "architecture": type(draft.model).__name__,
+        "num_layers": getattr(text, "num_hidden_layers", None),
+        "hidden_size": getattr(text, "hidden_size", None),
+        "vocab_size": text.vocab_size,
+        "dtype": str(getattr(text, "dtype", None)).removeprefix("torch."),
+        "parameters": draft.model.num_parameters(),
+    }
+
+
+def check_eagle(
+    config: dict[str, Any], weights: Mapping[str, Tensor], eagle: Eagle, target: Any
+) -> list[Check]:
+    """config, weights: as they lie there; `eagle`: what the loader made of them."""
+    layer = config.get("transformer_layer_config", config)
+    return [
+        _shapes(eagle, target),
+        _vocabulary(layer.get("vocab_size"), target),
+        _drafted(weights, eagle),
+        _hidden_states(config, eagle),
+        _norms(config, eagle),
+        _rope(layer, target),
+        _positions(eagle.head.config.max_positions, target),
+        _borrowed(eagle, target),
+        _finite(eagle.head),
+    ]
+
+
+def check_medusa(source: str, heads: MedusaHeads, target: Any) -> list[Check]:
+    config = read_config(source) or {}
+    said = config.get("medusa_num_heads")
+    number = Check("heads", "ok", f"{heads.number} heads in the weights")
+    if said not in (None, heads.number):
+        detail = f"{heads.number} heads in the weights, {said} in config.json: the weights count"
+        number = number._replace(status="warning", detail=detail)
+    output: Any = heads.heads[0]
+    return [number, _vocabulary(output[-1].out_features, target)]
+
+
+def check_model(draft: Draft, target: Any) -> list[Check]:
+    own, its = token_names(draft.model), token_names(target)
+    names = Check("tokenizer", "warning", "no tokenizers to compare lie with both models")
+    if own is not None and its is not None:
+        strangers = sum(own[i] != its[i] for i in own.keys() & its.keys())
+        detail = f"{len(own)} tokens here, {len(its)} there, {strangers} with different names"
+        names = Check("tokenizer", "warning" if strangers else "ok", detail)
+    size = draft.model.config.get_text_config().vocab_size
+    return [names, _vocabulary(size, target), _positions(max_positions(draft.model), target)]
+
+
+def _shapes(eagle: Eagle, target: Any) -> Check:
+    size = target.config.get_text_config().hidden_size
+    number = len(list(eagle.head.parameters()))
+    return Check("shapes", "ok", f"{number} tensors fit config.json and hidden states of {size}")
+
+
+def _vocabulary(size: int | None, target: Any) -> Check:
+    vocab = target.config.get_text_config().vocab_size
+    if size is None or size == vocab:
+        return Check("vocabulary", "ok", f"the target's, {vocab} tokens")
+    detail = f"{size} tokens, the target has {vocab}"
+    if abs(size - vocab) <= PADDING:
+        return Check("vocabulary", "ok", f"{detail}: padding")
+    return Check("vocabulary", "warning", detail)
+
+
+def _drafted(weights: Mapping[str, Tensor], eagle: Eagle) -> Check:
+    config, ids = eagle.head.config, eagle.head.target_ids
+    share = config.draft_vocab_size / config.vocab_size
+    detail = f"{config.draft_vocab_size} of {config.vocab_size} tokens ({share:.0%})"
+    if ids is None:
+        return Check("draft vocabulary", "ok", f"{detail}, no map")
+    detail += f", d2t maps to {int(ids.min())}..{int(ids.max())}, each once"
+    listed = weights.get("t2d")
+    if listed is not None and not torch.equal(listed.nonzero().flatten(), ids.cpu().sort().values):
+        return Check("draft vocabulary", "warning", f"{detail}; t2d lists other tokens")
+    return Check("draft vocabulary", "ok", detail)
+
+
+def _hidden_states(config: dict[str, Any], eagle: Eagle) -> Check:
+    read = ", ".join(map(str, eagle.head.config.hidden_layers))
+    if not eagle.head.config.fused:
+        return Check("hidden states", "ok", f"{read}: the last, behind the final norm")
+    found = layer_ids(config)
+    if not found:
+        return Check("hidden states", "ok", f"{read}: the defaults, as config.json has no ids")
+    first, *others = found
+    side = "outputs" if first.added else "inputs"
+    detail = f"{read}: {first.name} {list(first.ids)}, read as {side} of layers"
+    for other in others:
+        if other.ids != first.ids and other.inputs != first.inputs:  # some are lifted copies
+            detail += f"; {other.name} {list(other.ids)} says otherwise"
+            return Check("hidden states", "warning", detail)
+    return Check("hidden states", "ok", detail)
+
+
+def _norms(config: dict[str, Any], eagle: Eagle) -> Check:
+    nested, parts = config.get("eagle_config") or {}, []
+    for name in ("norm_before_fc", "fc_norm", "norm_before_residual", "norm_output"):
+        said = config.get(name, nested.get(name)) is not None
+        value = str(getattr(eagle.head.config, name)).lower()
+        parts.append(f"{name} {value}{'' if said else ' (not in config.json)'}")
+    return Check("norms", "ok", ", ".join(parts))
+
+
+def _rope(layer: dict[str, Any], target: Any) -> Check:
+    text = target.config.get_text_config()
+    own, its = _theta(layer), _theta(text.to_dict())
+    if its is None or own == its:
+        return Check("rope theta", "ok", f"{own or 10000.0:g}")
+    origin = f"{own:g}" if own else "10000, as config.json has none"
+    detail = f"{origin}; the target has {its:g}: right only if the head was trained so"
+    return Check("rope theta", "warning", detail)
+
+
+def _theta(config: dict[str, Any]) -> float | None:
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    return rope.get("rope_theta") or config.get("rope_theta")
+
+
+def _positions(most: int | None, target: Any) -> Check:
+    its = max_positions(target)
+    if most is None or its is None or most >= its:
+        return Check("positions", "ok", f"{most or 'no limit'}, the target has {its or 'no limit'}")
+    detail = f"{most}, the target has {its}: drafting stops at {most} tokens"
+    return Check("positions", "warning", detail)
+
+
+def _borrowed(eagle: Eagle, target: Any) -> Check:
+    head, output = eagle.head, target.get_output_embeddings()
+    tables = {
+        "embed_tokens": head.embed_tokens.weight is target.get_input_embeddings().weight,
+        "lm_head": head.lm_head.weight is getattr(output, "weight", None),
+    }
+    names = [name for name, is_the_targets in tables.items() if is_the_targets]
+    return Check("borrowed", "ok", " and ".join(names) or "nothing")
+
+
+def _finite(module: torch.nn.Module) -> Check:
+    for name, parameter in module.named_parameters():
+        if not bool(parameter.isfinite().all()):
+            detail = f"infinities in {name} in {_dtype(parameter)}"
+            return Check("finite", "error", detail)
+    return Check("finite", "ok", "no NaN, no infinities")
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
