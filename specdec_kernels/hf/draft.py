@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
@@ -124,7 +125,7 @@ def _load(source: Any, target: PreTrainedModel) -> Any:
         return source
     try:
         model = AutoModelForCausalLM.from_pretrained(os.fspath(source), dtype=target.dtype)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise ValueError(
             "model: expected the folder or Hub id of a causal language model, "
             f"got {os.fspath(source)!r}: {error}"

@@ -256,3 +256,14 @@ def test_no_warnings(target, inputs):
         warnings.simplefilter("error")
         with sdk.patched(target, model=fresh("llama"), num_speculative_tokens=2):
             new_tokens(target, inputs)
+
+
+def test_a_truncated_file_is_refused(tmp_path):
+    target = fresh("llama")
+    target.save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(ValueError, match="model: expected readable weights in"):
+        sdk.patch(target, method="draft_model", model=tmp_path)
+    with pytest.raises(ValueError, match="patched model"):
+        sdk.metrics(target)
