@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 from helpers import BACKENDS
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from specdec_kernels.ops.topk_logprobs import reference, topk_logprobs
@@ -49,12 +49,11 @@ def slow_topk(row, k):
     largest = max(values)
     if largest == math.inf:
         values = [0.0 if x == math.inf else -math.inf for x in values]
-    elif largest > -math.inf:
-        values = [x - largest for x in values]
-    total = math.fsum(math.exp(x) for x in values)
+    base = largest if math.isfinite(largest) else 0.0
+    total = math.fsum(math.exp(x - base) for x in values)
     best = sorted((-x, i) for i, x in enumerate(values) if x > -math.inf)[:k]
     ids = [i for _, i in best] + [-1] * (k - len(best))
-    logprobs = [-x - math.log(total) for x, _ in best] + [-math.inf] * (k - len(best))
+    logprobs = [-x - base - math.log(total) for x, _ in best] + [-math.inf] * (k - len(best))
     return logprobs, ids, largest + math.log(total) if total else -math.inf
 
 
@@ -62,6 +61,7 @@ special = st.sampled_from([math.nan, math.inf, -math.inf, 0.0, -0.0, 1.0, 1e4, -
 number = st.floats(-20, 20, width=32)
 
 
+@example([0.0, 1.0, 1e-45], torch.float32, 2)
 @given(
     st.lists(st.one_of(special, number, number), min_size=1, max_size=50),
     st.sampled_from(DTYPES),
