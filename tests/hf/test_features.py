@@ -108,7 +108,7 @@ def test_nothing_is_hooked_when_nobody_asks(monkeypatch):
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3_text"])
 def test_the_last_state_before_the_final_norm(name):
     model = fresh(name)
-    decoder = model.get_decoder()
+    decoder = model.transformer if name == "gpt2" else model.model
     tap = FeatureTap(model, (BEFORE_NORM, 2))
     with torch.no_grad(), tap.caught() as found:
         model(torch.tensor(random_rows((9,), seed=1)))
