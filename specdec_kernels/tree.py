@@ -206,6 +206,11 @@ class DraftTree(NamedTuple):
         )
 
 
+def roots_of(tokens: Tensor, lens: Tensor) -> Tensor:
+    """The last token of each row of int32 [B, S] with `lens` tokens: int64 [B]."""
+    return tokens.gather(1, (lens.long() - 1)[:, None]).flatten().long()
+
+
 def masks_from_parents(
     parents: Sequence[Sequence[int]], size: int
 ) -> tuple[list[list[list[int]]], list[list[int]]]:

@@ -400,6 +400,7 @@ def test_a_disturbed_measurement_does_not_hide_the_cost_of_larger_windows():
 def test_acceptance_model_learns_and_forgets():
     model = AcceptanceModel()
     assert 0 < model.probability(1) < model.probability(4) < 1
+    assert [model.probability(c) for c in (5, 8)] == [model.probability(c) for c in (1, 4)]
     for _ in range(60):
         model.record(1, 4, 4)
     high = model.probability(1)

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from specdec_kernels.tree import Decision, DraftTree, SamplingParams
 
+CLASSES = 4  # of confidence that a drafter distinguishes
+
 
 class Drafter(Protocol):
     """Guesses tokens for every row of a batch.
@@ -30,7 +32,10 @@ class Drafter(Protocol):
         """
 
     def confidence(self, tokens: Tensor, lens: Tensor) -> list[int]:
-        """One class per row, higher is surer; 0 means that the row can have no draft."""
+        """One class per row up to CLASSES, higher is surer; 0: the row can have no draft.
+
+        Combined drafters number theirs on: CLASSES for the first one, as many for the next.
+        """
 
     def propose(
         self,

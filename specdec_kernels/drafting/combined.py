@@ -8,10 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specdec_kernels.drafting import Drafter
-from specdec_kernels.tree import ROOT_PARENT, Decision, DraftTree, SamplingParams
-
-CLASSES = 4  # of confidence, per drafter
+from specdec_kernels.drafting import CLASSES, Drafter
+from specdec_kernels.tree import ROOT_PARENT, Decision, DraftTree, SamplingParams, roots_of
 
 
 class Row(NamedTuple):
@@ -93,7 +91,7 @@ class CombinedDrafter:
             tree = self._trees[drafted[0]]
             self._rows = [alone(drafted[0], nodes) for nodes in nodes_of(tree)]
             return tree
-        roots = tokens.gather(1, (lens.long() - 1)[:, None]).flatten().tolist()
+        roots = roots_of(tokens, lens).tolist()
         lists = {name: nodes_of(tree) for name, tree in self._trees.items()}
         self._rows = [
             merge_nodes(root, {name: lists[name][b] for name in order}, most)

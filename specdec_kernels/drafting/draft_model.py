@@ -23,7 +23,7 @@ from specdec_kernels.drafting.window import BestFirst, Reader, chains, read, slo
 from specdec_kernels.ops.rejection_sample import block_position
 from specdec_kernels.ops.sample import sample
 from specdec_kernels.ops.topk_logprobs import topk_logprobs
-from specdec_kernels.tree import Decision, DraftTree, SamplingParams
+from specdec_kernels.tree import Decision, DraftTree, SamplingParams, roots_of
 
 CONFIDENCE = 3
 LONGEST_WINDOW = 64
@@ -107,7 +107,7 @@ class DraftModelDrafter:
         started = time.perf_counter()
         logits = self._read_text(tokens, unread)
         logits = logits[list(range(len(unread))), [max(n - 1, 0) for n in unread]]
-        roots = tokens.gather(1, (lens.long() - 1)[:, None]).long()
+        roots = roots_of(tokens, lens)[:, None]
         if self.topk > 1:
             tree = self._best_tree(roots, logits, max_nodes, depths)
         else:

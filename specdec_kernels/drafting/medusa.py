@@ -23,7 +23,7 @@ from specdec_kernels.drafting.cost import DraftCost
 from specdec_kernels.drafting.none import roots_only
 from specdec_kernels.ops.build_tree import build_tree
 from specdec_kernels.ops.topk_logprobs import topk_logprobs
-from specdec_kernels.tree import Decision, DraftTree, SamplingParams
+from specdec_kernels.tree import Decision, DraftTree, SamplingParams, roots_of
 
 CONFIDENCE = 3
 
@@ -128,7 +128,7 @@ class MedusaDrafter:
         if not any(depths):
             return roots_only(tokens, lens, max_nodes)
         started = time.perf_counter()
-        roots = tokens.gather(1, (lens.long() - 1)[:, None]).flatten().long()
+        roots = roots_of(tokens, lens)
         tree = self._best_tree(roots, max_nodes, depths)
         self._nodes = tree.num_nodes.tolist()
         self.heads.cost.record(len(depths), max(depths), time.perf_counter() - started)

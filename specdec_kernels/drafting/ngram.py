@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from specdec_kernels.drafting.search import Search, make_search
-from specdec_kernels.tree import ROOT_PARENT, Decision, DraftTree, SamplingParams
+from specdec_kernels.tree import ROOT_PARENT, Decision, DraftTree, SamplingParams, roots_of
 
 CONFIDENT_LENGTHS = (2, 4, 8)
 
@@ -58,7 +58,7 @@ class NgramDrafter:
         max_nodes: Sequence[int],
         max_depth: Sequence[int],
     ) -> DraftTree:
-        roots = tokens.gather(1, (lens.long() - 1)[:, None]).flatten().tolist()
+        roots = roots_of(tokens, lens).tolist()
         trees = [
             merge(root, found, nodes, depth)
             for root, found, nodes, depth in zip(

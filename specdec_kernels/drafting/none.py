@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from specdec_kernels.tree import ROOT_PARENT, Decision, DraftTree, SamplingParams
+from specdec_kernels.tree import ROOT_PARENT, Decision, DraftTree, SamplingParams, roots_of
 
 
 class NoDrafter:
@@ -36,6 +36,6 @@ class NoDrafter:
 
 
 def roots_only(tokens: Tensor, lens: Tensor, max_nodes: Sequence[int]) -> DraftTree:
-    roots = tokens.gather(1, (lens.long() - 1)[:, None]).flatten().tolist()
+    roots = roots_of(tokens, lens).tolist()
     rows = [[root] if nodes else [] for root, nodes in zip(roots, max_nodes, strict=True)]
     return DraftTree.from_lists(rows, [[ROOT_PARENT] * len(row) for row in rows])

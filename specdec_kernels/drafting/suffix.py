@@ -15,7 +15,7 @@ from torch import Tensor
 
 from specdec_kernels import native
 from specdec_kernels.drafting.suffix_cache import SuffixCache
-from specdec_kernels.tree import ROOT_PARENT, Decision, DraftTree, SamplingParams
+from specdec_kernels.tree import ROOT_PARENT, Decision, DraftTree, SamplingParams, roots_of
 
 CONFIDENT_LENGTHS = (2, 4, 8)
 LIKELY = 0.5
@@ -83,7 +83,7 @@ class SuffixDrafter:
         max_nodes: Sequence[int],
         max_depth: Sequence[int],
     ) -> DraftTree:
-        roots = tokens.gather(1, (lens.long() - 1)[:, None]).flatten().tolist()
+        roots = roots_of(tokens, lens).tolist()
         trees = [
             cut(root, draft, nodes, depth)
             for root, draft, nodes, depth in zip(

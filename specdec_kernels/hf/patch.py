@@ -9,9 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import sys
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -19,6 +17,7 @@ from typing import Any
 from transformers import PreTrainedModel
 from transformers.generation.utils import GenerationMixin
 
+from specdec_kernels import notices
 from specdec_kernels.config import SpeculativeConfig
 from specdec_kernels.config_checks import BY_MODEL
 from specdec_kernels.decoding.controller import AcceptanceModel, CostModel
@@ -34,7 +33,6 @@ from specdec_kernels.hf.support import support, unwrap
 from specdec_kernels.metrics import Metrics
 
 METHODS = ("_sample", "_beam_search", "_assisted_decoding")
-INSIDE = ("specdec_kernels.", "transformers.", "torch.")
 
 
 class Engine:
@@ -66,7 +64,7 @@ class Engine:
         """Says it once."""
         if text not in self.warned:
             self.warned.add(text)
-            warnings.warn(f"specdec_kernels: {text}", stacklevel=_level_of_the_caller())
+            notices.warn(text)
 
 
 def _load(config: SpeculativeConfig, target: PreTrainedModel) -> Draft | Eagle | MedusaHeads:
@@ -79,14 +77,6 @@ def _load(config: SpeculativeConfig, target: PreTrainedModel) -> Draft | Eagle |
         limits = config.draft_tree_depth, config.medusa_choices
         return load_heads(config.model, target, config.linear, *limits)
     return load_eagle(config.model, method, target, config.linear)
-
-
-def _level_of_the_caller() -> int:
-    """The stacklevel, seen from the function that warns, of the code that called `generate`."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(INSIDE):
-        frame, level = frame.f_back, level + 1
-    return level
 
 
 _engines: weakref.WeakKeyDictionary[PreTrainedModel, Engine] = weakref.WeakKeyDictionary()

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import difflib
 import operator
-import sys
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from specdec_kernels import notices
 from specdec_kernels.config_checks import methods_of
 
 # Methods of other engines that are not here, or not yet; any other unknown one is a typing error.
@@ -27,7 +26,6 @@ FOREIGN_METHODS = (
     "extract_hidden_states",
     "custom_class",
 )
-INSIDE = ("specdec_kernels.", "contextlib")
 
 
 def as_given(value: Any) -> Any:
@@ -169,16 +167,5 @@ class Reading:
             if name not in fields:
                 raise ValueError(f"{self.who}: this version has no option {name!r}")
         if self.idle:
-            warnings.warn(
-                f"specdec_kernels: {self.who}: no effect here: {'; '.join(self.idle)}",
-                stacklevel=_level_of_the_caller(),
-            )
+            notices.warn(f"{self.who}: no effect here: {'; '.join(self.idle)}")
         return settings
-
-
-def _level_of_the_caller() -> int:
-    """The stacklevel, seen from the function that warns, of the code that called this package."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(INSIDE):
-        frame, level = frame.f_back, level + 1
-    return level
