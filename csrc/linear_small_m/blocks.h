@@ -145,7 +145,7 @@ SPECDEC_INLINE void write_sums(const F32 (&sum)[kRows][kCols], const Target& tar
   }
 }
 
-// Measured: CPUs without tiles (AMD's) want lines in the second cache, which waits for more of them
+// Without tiles (measured on Zen 4) lines go to the second cache, which waits for more of them
 // at once than the first.
 constexpr int kLocality = kHasTiles ? 3 : 2;
 
