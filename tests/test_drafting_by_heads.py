@@ -10,7 +10,8 @@ from specdec_kernels.config import SpeculativeConfig
 from specdec_kernels.decoding.controller import AcceptanceModel, Controller, CostModel
 from specdec_kernels.drafting.acceptance import SlotAcceptance
 from specdec_kernels.drafting.cost import DraftCost
-from specdec_kernels.drafting.medusa import MedusaDrafter, likely_paths
+from specdec_kernels.drafting.marginals import likely_paths
+from specdec_kernels.drafting.medusa import MedusaDrafter
 from specdec_kernels.tree import Decision
 
 

@@ -22,7 +22,7 @@ class DraftCost:
 
     def record(self, batch: int, drafted: int, seconds: float) -> None:
         with self._lock:
-            self._samples.setdefault(batch, deque(maxlen=7)).append(seconds / drafted)
+            self._samples.setdefault(batch, deque(maxlen=7)).append(seconds / self._paid(drafted))
 
     def per_token(self, batch: int, forward: float) -> float:
         """In the unit of `forward`, the cost of a target forward over one slot."""
@@ -32,5 +32,7 @@ class DraftCost:
 
     def of(self, drafted: int, batch: int, forward: float) -> float:
         """Of a step with `drafted` tokens per row, in the unit of `forward`."""
-        paid = drafted if self.most is None else min(drafted, self.most)
-        return paid * self.per_token(batch, forward)
+        return self._paid(drafted) * self.per_token(batch, forward)
+
+    def _paid(self, drafted: int) -> int:
+        return drafted if self.most is None else min(drafted, self.most)

@@ -16,7 +16,8 @@ from torch import Tensor
 from transformers import LlamaConfig, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from specdec_kernels.drafting.eagle import ACTIVATIONS, HeadConfig
+from specdec_kernels.drafting.eagle import HeadConfig
+from specdec_kernels.drafting.layers import ACTIVATIONS
 
 Value = TypeVar("Value")
 

@@ -9,25 +9,18 @@ Sources: Li et al., "EAGLE: Speculative Sampling Requires Rethinking Feature Unc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Container
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from specdec_kernels.ops.rms_norm import rms_norm
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": functional.silu,
-    "gelu": functional.gelu,
-    "gelu_pytorch_tanh": lambda x: functional.gelu(x, approximate="tanh"),
-}
+from specdec_kernels.drafting.layers import Attention, LayerConfig, Mlp, Norm, Slots
 
 
-@dataclass(frozen=True)
-class HeadConfig:
+@dataclass(frozen=True, kw_only=True)
+class HeadConfig(LayerConfig):
     """What the weights do not say.
 
     fused: EAGLE-3: `fc` joins hidden states of several layers of the target, and the first layer
@@ -39,103 +32,21 @@ class HeadConfig:
     norm_before_fc: one norm over all hidden states. fc_norm: one for each.
     norm_before_residual: the first residual is the normed hidden state.
     norm_output: the next slot is given the normed output.
-    inv_freq, rope_scale: frequencies fp32 [D / 2] and factor of the rotary embedding.
     window: sliding window in positions. max_positions: None without a limit.
     """
 
     fused: bool
     hidden_layers: tuple[int, ...]
     target_hidden_size: int
-    hidden_size: int
-    intermediate_size: int
     num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
     vocab_size: int
     draft_vocab_size: int
-    inv_freq: Tensor
-    rope_scale: float = 1.0
-    eps: float = 1e-6
-    activation: str = "silu"
     norm_before_fc: bool = False
     fc_norm: bool = False
     norm_before_residual: bool = False
     norm_output: bool = False
     window: int | None = None
     max_positions: int | None = None
-
-
-class Slots(NamedTuple):
-    """Where a forward stands. attend: K and V of a layer in, with q; attention's output back."""
-
-    positions: Tensor
-    attend: Callable[[int, Tensor, Tensor, Tensor], Tensor]
-
-
-class Norm(nn.Module):
-    def __init__(self, size: int, eps: float):
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(size, device="meta"))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight, self.eps)
-
-
-class Attention(nn.Module):
-    """names: weights of the checkpoint, which tell about biases and norms of queries and keys."""
-
-    def __init__(self, config: HeadConfig, index: int, names: Container[str]):
-        super().__init__()
-        self.config, self.index = config, index
-        d, heads, dim = config.hidden_size, config.num_heads, config.head_dim
-        wide = 2 * d if config.fused and index == 0 else d
-
-        def linear(name: str, size: int, out: int) -> nn.Linear:
-            bias = f"layers.{index}.self_attn.{name}.bias" in names
-            return nn.Linear(size, out, bias=bias, device="meta")
-
-        self.q_proj = linear("q_proj", wide, heads * dim)
-        self.k_proj = linear("k_proj", wide, config.num_kv_heads * dim)
-        self.v_proj = linear("v_proj", wide, config.num_kv_heads * dim)
-        self.o_proj = linear("o_proj", heads * dim, d)
-        normed = f"layers.{index}.self_attn.q_norm.weight" in names
-        self.q_norm = Norm(dim, config.eps) if normed else nn.Identity()
-        self.k_norm = Norm(dim, config.eps) if normed else nn.Identity()
-
-    def forward(self, x: Tensor, slots: Slots) -> Tensor:
-        """x [B, T, d or 2 d]."""
-        heads = (*x.shape[:2], -1, self.config.head_dim)
-        q, k = self.q_norm(self.q_proj(x).view(heads)), self.k_norm(self.k_proj(x).view(heads))
-        angles = slots.positions[..., None, None] * self.config.inv_freq
-        cos, sin = (f(angles) * self.config.rope_scale for f in (torch.cos, torch.sin))
-        q, k = _rotated(q, cos, sin), _rotated(k, cos, sin)
-        v = self.v_proj(x).view(heads)
-        return self.o_proj(slots.attend(self.index, q, k, v).flatten(2))
-
-
-def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    first, second = x.float().chunk(2, -1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)
-
-
-class Mlp(nn.Module):
-    def __init__(self, config: HeadConfig, index: int, names: Container[str]):
-        super().__init__()
-        d, wide = config.hidden_size, config.intermediate_size
-        self.activation = ACTIVATIONS[config.activation]
-
-        def linear(name: str, size: int, out: int) -> nn.Linear:
-            bias = f"layers.{index}.mlp.{name}.bias" in names
-            return nn.Linear(size, out, bias=bias, device="meta")
-
-        self.gate_proj = linear("gate_proj", d, wide)
-        self.up_proj = linear("up_proj", d, wide)
-        self.down_proj = linear("down_proj", wide, d)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(self.activation(self.gate_proj(x)) * self.up_proj(x))
 
 
 class Layer(nn.Module):
@@ -146,7 +57,8 @@ class Layer(nn.Module):
             self.hidden_norm = Norm(config.hidden_size, config.eps)
         if config.fused or not self.first:
             self.input_layernorm = Norm(config.hidden_size, config.eps)
-        self.self_attn = Attention(config, index, names)
+        wide = 2 * config.hidden_size if config.fused and self.first else config.hidden_size
+        self.self_attn = Attention(config, index, names, wide)
         self.post_attention_layernorm = Norm(config.hidden_size, config.eps)
         self.mlp = Mlp(config, index, names)
 

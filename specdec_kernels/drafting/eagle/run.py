@@ -7,10 +7,13 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from specdec_kernels.cache import RaggedKV
 from specdec_kernels.drafting.cost import DraftCost
-from specdec_kernels.drafting.eagle.network import Head, Slots
+from specdec_kernels.drafting.eagle.network import Head
+from specdec_kernels.drafting.layers import Slots
+from specdec_kernels.drafting.unread import Unread
 from specdec_kernels.drafting.window import chains
 from specdec_kernels.ops.tree_attention import tree_attention
 from specdec_kernels.tree import Decision, DraftTree
@@ -42,22 +45,20 @@ class HeadRun:
         self.kv = RaggedKV(batch, max_slots, device)
         dtype = head.fc.weight.dtype
         self.carry = torch.zeros(batch, head.config.hidden_size, dtype=dtype, device=device)
-        self._unread: list[list[Tensor]] = [[] for _ in range(batch)]
+        self._unread = Unread(batch)
 
     def begin(self, features: Tensor, lens: Sequence[int]) -> None:
         """An empty cache, and the hidden states [B, S, n] of prompts of `lens` tokens."""
         self.kv.set_lens([0] * len(lens))
-        self._unread = [[row[:n]] for row, n in zip(features, lens, strict=True)]
+        self._unread.begin(features, lens)
 
     def add(self, decision: Decision, features: Tensor) -> None:
         """The hidden states [B, T, n] of the target's window: those of kept slots come next."""
-        for b, kept in enumerate(decision.num_kept):
-            if kept:
-                self._unread[b].append(features[b, decision.path[b, :kept].long()])
+        self._unread.add(decision, features)
 
     def forget(self, b: int) -> None:
         """For a row that will not draft again."""
-        self._unread[b] = []
+        self._unread.forget(b)
 
     def prefill(self, tokens: Tensor, lens: list[int]) -> None:
         """Reads tokens[b, :lens[b]]; some lens may be 0."""
@@ -92,21 +93,14 @@ class HeadRun:
 
     def _hidden(self, counts: list[int], width: int) -> Tensor:
         """[B, T, d]; takes what it gives."""
-        config = self.head.config
-        size = len(config.hidden_layers) * config.target_hidden_size
         hidden = self.carry[:, None].expand(-1, width, -1)
-        true = [b for b, n in enumerate(counts) if n and self._unread[b]]
-        if true:
-            features = self.carry.new_zeros(len(counts), width, size)
-            for b in true:
-                unread = torch.cat(self._unread[b]).to(features.dtype)
-                assert len(unread) >= counts[b]  # or a guess would be read as true
-                features[b, : counts[b]] = unread[: counts[b]]
-                rest = unread[counts[b] :]
-                self._unread[b] = [rest] if len(rest) else []
-            is_true = torch.zeros(len(counts), 1, 1, dtype=torch.bool, device=hidden.device)
-            is_true[true] = True
-            hidden = torch.where(is_true, self.head.fuse(features), hidden)
+        have = self._unread.counts()
+        true = [n if unread else 0 for n, unread in zip(counts, have, strict=True)]
+        if any(true):
+            fused = self.head.fuse(self._unread.take(true, self.carry))
+            fused = pad(fused, (0, 0, 0, width - fused.shape[1]))
+            is_true = torch.tensor(true, device=hidden.device)[:, None, None] > 0
+            hidden = torch.where(is_true, fused, hidden)
         return hidden
 
     def expand(
@@ -139,7 +133,7 @@ class HeadRun:
             keys, values = self.kv.write_window(layer, k, v)
             before = tree.width - q.shape[1]  # slots of older levels, which ask nothing
             out, _ = tree_attention(
-                torch.nn.functional.pad(q, (0, 0, 0, 0, before, 0)),
+                pad(q, (0, 0, 0, 0, before, 0)),
                 keys,
                 values,
                 prefix_len,
