@@ -19,7 +19,7 @@ from specdec_kernels.config_checks import (
 )
 from specdec_kernels.spellings import Reading, llama_cpp, sglang, vllm
 
-MEDUSA_TOPK = 10
+MARGINAL_TOPK = 10
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,10 @@ class SpeculativeConfig:
 
     method: "ngram" (prompt lookup), "suffix" (by counts of what followed before, in the text and in
         what earlier calls generated), "draft_model" (a smaller model with the same tokenizer),
-        "eagle3" or "eagle" (an EAGLE head; "eagle" is EAGLE-1 and 2), "medusa" (Medusa heads), or
-        "none" (the same loop without drafts). Without one, `model` decides by what lies there, but
-        for "medusa". Several are combined: "suffix+eagle3" merges all drafts for a row into one
-        tree, "ngram,draft_model" takes the first that has any.
+        "eagle3" or "eagle" (an EAGLE head; "eagle" is EAGLE-1 and 2), "medusa" (Medusa heads),
+        "dflash" (a DFlash block drafter), or "none" (the same loop without drafts). Without one,
+        `model` decides by what lies there, but for "medusa". Several are combined: "suffix+eagle3"
+        merges all drafts for a row into one tree, "ngram,draft_model" takes the first that has any.
     num_speculative_tokens: drafted tokens per step; None adapts every step, down to zero.
     max_speculative_tokens: the most that the adaptive choice may draft.
     prompt_lookup_min, prompt_lookup_max: shortest and longest n-gram that counts as a match.
@@ -64,17 +64,17 @@ class SpeculativeConfig:
         mixtures of experts most of the gain, as experts and routers compute row by row where their
         weights are not [out, in]. Layers that cannot be helped (quantised, hooked) are named in a
         warning: the promise is off then.
-    model: the draft model or EAGLE head: a folder, a Hub id (loaded in the target's dtype), or a
-        loaded transformers model. For "medusa" a folder or Hub id with
-        medusa_lm_head.safetensors or medusa_lm_head.pt, or such a file.
+    model: the draft model, EAGLE head or DFlash drafter: a folder, a Hub id (loaded in the target's
+        dtype), or for "draft_model" a loaded transformers model. For "medusa" a folder or Hub id
+        with medusa_lm_head.safetensors or medusa_lm_head.pt, or such a file.
     draft_sample_method: drafts for sampled text: "greedy" takes the draft model's best token,
         "probabilistic" draws from its distribution at the row's temperature; under rule "coupled"
         with the target's own noise.
     draft_tree_topk: children per token of draft trees; 1 drafts chains. num_speculative_tokens then
-        counts the tokens of the whole tree. None: 1; 10 for "medusa", but 1 under rule "block" and
-        under linear="invariant".
+        counts the tokens of the whole tree. None: 1; 10 for "medusa" and "dflash", but 1 under rule
+        "block", under linear="invariant" and for probabilistic drafts.
     draft_tree_depth: levels of draft trees, at most (SGLang's num-steps); None lets
-        num_speculative_tokens decide, and the number of Medusa heads.
+        num_speculative_tokens decide, and the number of Medusa heads or a DFlash block.
     draft_min_tokens: drafts of fewer levels are not used (llama.cpp's draft-n-min).
     draft_p_min: a draft ends before a token whose probability is lower (draft-p-min).
     medusa_choices: the tree that Medusa heads draft, in the format of Medusa: for each node the
@@ -144,11 +144,15 @@ class SpeculativeConfig:
 
     @property
     def children_in_draft(self) -> int:
-        """Children of a token of a draft; `block` and the invariant forward want chains."""
+        """Children of a token of a draft; `block` and the invariant forward want chains, and so
+        do drawn drafts.
+        """
         if self.draft_tree_topk is not None:
             return self.draft_tree_topk
-        trees = "medusa" in self.methods and self.rule != "block" and self.linear != "invariant"
-        return MEDUSA_TOPK if trees else 1
+        chains = self.rule == "block" or self.linear == "invariant"
+        if chains or self.draft_sample_method == "probabilistic":
+            return 1
+        return MARGINAL_TOPK if {"medusa", "dflash"} & set(self.methods) else 1
 
     @property
     def matches_in_draft(self) -> int:

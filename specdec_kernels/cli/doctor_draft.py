@@ -22,8 +22,9 @@ from specdec_kernels.cli.draft_conventions import (
 from specdec_kernels.cli.generate import encode, new_token_limit, read_prompt
 from specdec_kernels.cli.options import DTYPES, threads
 from specdec_kernels.cli.prompts import PROMPTS
+from specdec_kernels.hf.checkpoint import read_checkpoint
 from specdec_kernels.hf.draft import load_draft
-from specdec_kernels.hf.eagle import Eagle, fit_eagle, read_head
+from specdec_kernels.hf.eagle import Eagle, fit_eagle
 from specdec_kernels.hf.features import BEFORE_NORM
 from specdec_kernels.hf.medusa import load_heads
 from specdec_kernels.hf.support import support
@@ -73,7 +74,7 @@ class Case:
             self.checks += checks.check_medusa(self.source, heads, self.target)
             self.drafter = heads
         else:
-            self.config, weights = read_head(self.source)
+            self.config, weights = read_checkpoint(self.source)
             self.checkpoint = checks.describe_eagle(self.config, weights)
             head = fit_eagle(self.config, weights, kind, self.target, LINEAR)
             self.checks += checks.check_eagle(self.config, weights, head, self.target)

@@ -18,10 +18,9 @@ import torch
 from torch import Tensor
 
 from specdec_kernels.drafting.cost import DraftCost
+from specdec_kernels.drafting.draw import is_sampled, next_tokens
 from specdec_kernels.drafting.none import roots_only
 from specdec_kernels.drafting.window import BestFirst, Reader, chains, read, slots_in
-from specdec_kernels.ops.rejection_sample import block_position
-from specdec_kernels.ops.sample import sample
 from specdec_kernels.ops.topk_logprobs import topk_logprobs
 from specdec_kernels.tree import Decision, DraftTree, SamplingParams, roots_of
 
@@ -189,28 +188,13 @@ class DraftModelDrafter:
         )
 
     def _is_drawn(self, sampling: SamplingParams | None) -> bool:
-        return (
-            self.probabilistic and sampling is not None and bool((sampling.temperature > 0).all())
-        )
+        return self.probabilistic and is_sampled(sampling)
 
     def _next(
         self, logits: Tensor, sampling: SamplingParams | None, depth: int, drawn: bool
     ) -> tuple[Tensor, Tensor | None]:
         """Tokens int64 [B] behind drafts of `depth` tokens, and the logits of a draw."""
-        if sampling is None:
-            return logits.argmax(-1), None
-        if not drawn:
-            best = sampling._replace(temperature=torch.zeros_like(sampling.temperature))
-            return sample(logits, best), None
-        if self.rule == "coupled":
-            return sample(logits, sampling._replace(position=sampling.position + depth)), None
-        law = logits.float() / sampling.temperature[:, None]
-        by_step = self.rule == "block"
-        position = block_position(sampling.step, depth) if by_step else sampling.position + depth
-        plain = SamplingParams.make(
-            len(law), seed=sampling.seed, position=position, device=law.device
-        )
-        return sample(law, plain, stream="draft"), law
+        return next_tokens(logits, sampling, depth, drawn=drawn, rule=self.rule)
 
     def _unlikely(self, logits: Tensor) -> list[bool]:
         """Whether each row's best token has too low a probability."""

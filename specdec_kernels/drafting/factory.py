@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from specdec_kernels.config import SpeculativeConfig
 from specdec_kernels.drafting import Drafter
 from specdec_kernels.drafting.combined import CombinedDrafter
+from specdec_kernels.drafting.dflash import BlockRun, DFlashDrafter
 from specdec_kernels.drafting.draft_model import DraftModel, DraftModelDrafter
 from specdec_kernels.drafting.eagle import EagleDrafter, HeadRun
 from specdec_kernels.drafting.medusa import Heads, MedusaDrafter
@@ -24,7 +25,7 @@ class Sources(NamedTuple):
     """
 
     suffix_cache: SuffixCache | None = None
-    model: DraftModel | HeadRun | Heads | None = None
+    model: DraftModel | HeadRun | Heads | BlockRun | None = None
 
 
 NOTHING = Sources()
@@ -103,6 +104,8 @@ def _by_model(
         probabilistic=config.draft_sample_method == "probabilistic",
         depth=config.draft_tree_depth,
     )
+    if isinstance(sources.model, BlockRun):
+        return DFlashDrafter(sources.model, **options)
     if isinstance(sources.model, HeadRun):
         return EagleDrafter(sources.model, **options)
     return DraftModelDrafter(sources.model, **options)
@@ -116,4 +119,5 @@ MAKERS: dict[str, Callable[[SpeculativeConfig, frozenset[int], Sources], Drafter
     "eagle": _by_model,
     "eagle3": _by_model,
     "medusa": _by_model,
+    "dflash": _by_model,
 }

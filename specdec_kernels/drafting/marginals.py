@@ -4,8 +4,7 @@ text has its own distribution, whatever stands before it.
 The probability of a path is then the product of its tokens', and the most likely paths make the
 tree that is expected to be accepted longest.
 Sources: Cai et al., "Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding
-Heads", 2024; Ringel and Romano, "Accelerating Speculative Decoding with Block Diffusion Draft
-Trees" (DDTree), 2026.
+Heads", 2024; DDTree, arXiv:2604.12989.
 """
 
 from __future__ import annotations
@@ -149,7 +148,7 @@ class MarginalDrafter:
         """What no step's cost should count: a long text that was not read yet."""
 
     def _guess(self, roots: Tensor, depths: Sequence[int]) -> list[Tensor]:
-        """Logits [B, Vd] of each of the next max(depths) tokens; rows of depth 0 may hold anything."""
+        """Logits [B, Vd] of each of the next max(depths) tokens; of rows of depth 0, anything."""
         raise NotImplementedError
 
     def _draft(

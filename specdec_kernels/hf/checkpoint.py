@@ -7,17 +7,23 @@ import json
 import os
 import pickle
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 from transformers.utils import cached_file
 
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
+
+
+def has_file(source: str | os.PathLike, name: str) -> bool:
+    """Whether a folder or a Hub id has it."""
+    return _find(source, name) is not None
 
 
 def read_config(source: str | os.PathLike) -> dict[str, Any] | None:
@@ -64,6 +70,54 @@ def read_weights(source: str | os.PathLike) -> dict[str, Tensor]:
             else:
                 weights |= torch.load(path, "cpu", weights_only=True)
     return weights
+
+
+def read_checkpoint(source: str | os.PathLike) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """config.json and the weights by their own names; raises ValueError where one is missing."""
+    config = read_config(source)
+    if config is None:
+        raise ValueError(f"model: expected config.json in {os.fspath(source)!r}, got none")
+    return config, read_weights(source)
+
+
+def fill(
+    network: nn.Module,
+    weights: Mapping[str, Tensor],
+    borrowed: Mapping[str, nn.Parameter],
+    target: PreTrainedModel,
+    kind: str,
+) -> None:
+    """Gives `network` its parameters, in the target's dtype: borrowed ones as they are.
+
+    Raises ValueError for weights that are missing, unknown, of another shape or NaN; `kind` says
+    there what the network is.
+    """
+    expected = dict(network.named_parameters())
+    missing = sorted(expected.keys() - weights.keys() - borrowed.keys())
+    if missing:
+        raise ValueError(
+            f"model: expected {', '.join(missing)} in the weights, got none; of the target's only "
+            "tables of the same shape can stand in"
+        )
+    unknown = sorted(weights.keys() - expected.keys())
+    if unknown:
+        raise ValueError(
+            f"model: expected no weights but those of {kind}, got {', '.join(unknown)}"
+        )
+    for name, parameter in expected.items():
+        owner = network.get_submodule(name.rpartition(".")[0])
+        value = borrowed.get(name)
+        if value is None:
+            tensor = weights[name]
+            if tensor.shape != parameter.shape:
+                raise ValueError(
+                    f"model: expected {name} of shape {list(parameter.shape)} for this target and "
+                    f"config.json, got {list(tensor.shape)}"
+                )
+            if bool(tensor.isnan().any()):
+                raise ValueError(f"model: expected weights without NaN, got some in {name}")
+            value = nn.Parameter(tensor.to(target.device, target.dtype), requires_grad=False)
+        setattr(owner, name.rpartition(".")[2], value)
 
 
 def _weight_files(source: str | os.PathLike) -> list[Path]:

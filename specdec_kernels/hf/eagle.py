@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 from collections.abc import Callable, Mapping
@@ -15,20 +14,20 @@ from transformers import PreTrainedModel
 from specdec_kernels.drafting.cost import DraftCost
 from specdec_kernels.drafting.eagle import Head, HeadRun
 from specdec_kernels.hf.attention import UnsupportedModelError
-from specdec_kernels.hf.checkpoint import read_config, read_weights, weight_names
+from specdec_kernels.hf.checkpoint import fill, read_checkpoint, weight_names
+from specdec_kernels.hf.dflash import is_dflash
 from specdec_kernels.hf.draft import weight_of
 from specdec_kernels.hf.eagle_layouts import head_config, is_fused, renamed, target_ids
 from specdec_kernels.hf.features import FeatureTap
-from specdec_kernels.hf.forwards import MAX_ROWS
-from specdec_kernels.hf.layers import LayerFlip
+from specdec_kernels.hf.layers import OwnLayers
 
 
-class Eagle:
+class Eagle(OwnLayers):
     """What outlives the runs: the head, the switches of its layers and its measured cost."""
 
     def __init__(self, head: Head, target: PreTrainedModel, linear: str):
+        super().__init__(head, linear)
         self.head = head
-        self.layers = None if linear == "off" else LayerFlip(head)
         size = sum(p.numel() for p in head.parameters()) - head.embed_tokens.weight.numel()
         self.cost = DraftCost(size / max(weight_of(target), 1))
 
@@ -36,14 +35,6 @@ class Eagle:
         self, batch: int, max_slots: int, device: torch.device, warn: Callable[[str], None]
     ) -> EagleRun:
         return EagleRun(self, batch, max_slots, device)
-
-    def around(self, rows: int) -> contextlib.AbstractContextManager[None]:
-        if self.layers is None:
-            return contextlib.nullcontext()
-        return self.layers.verify(rows) if rows <= MAX_ROWS else self.layers.prefill()
-
-    def hold(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext() if self.layers is None else self.layers.hold()
 
 
 class EagleRun(HeadRun):
@@ -53,10 +44,12 @@ class EagleRun(HeadRun):
 
 
 def head_method(source: Any) -> str | None:
-    """ "eagle3" or "eagle" when a folder or Hub id holds a head, else None."""
+    """ "eagle3", "eagle" or "dflash" when a folder or Hub id holds such a drafter, else None."""
     if not isinstance(source, (str, os.PathLike)):
         return None
     names = renamed(dict.fromkeys(weight_names(source)))
+    if is_dflash(names):
+        return "dflash"
     if "fc.weight" not in names:
         return None
     return "eagle3" if is_fused(names) else "eagle"
@@ -72,15 +65,7 @@ def load_eagle(source: Any, method: str, target: PreTrainedModel, linear: str) -
         raise TypeError(
             f"model: expected the folder or Hub id of an EAGLE head, got {type(source).__name__}"
         )
-    return fit_eagle(*read_head(source), method, target, linear)
-
-
-def read_head(source: str | os.PathLike) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """config.json and the weights by their own names; raises ValueError where one is missing."""
-    config = read_config(source)
-    if config is None:
-        raise ValueError(f"model: expected config.json in {os.fspath(source)!r}, got none")
-    return config, read_weights(source)
+    return fit_eagle(*read_checkpoint(source), method, target, linear)
 
 
 def fit_eagle(
@@ -90,7 +75,7 @@ def fit_eagle(
     target: PreTrainedModel,
     linear: str,
 ) -> Eagle:
-    """`load_eagle` from what `read_head` found."""
+    """`load_eagle` from what `read_checkpoint` found."""
     weights = renamed(weights)
     if "fc.weight" not in weights:
         raise ValueError("model: expected the weights of an EAGLE head, got none called fc.weight")
@@ -105,12 +90,12 @@ def fit_eagle(
             f"model: expected a head for hidden states of size {settings.target_hidden_size}, "
             f"got one for {claimed}"
         )
-    ids = target_ids(weights, settings)
+    ids = target_ids(weights, settings.draft_vocab_size, settings.vocab_size)
     weights.pop("d2t", None)
     borrowed = _borrowed(weights, settings.hidden_size, settings.draft_vocab_size, target)
     names = weights.keys() | borrowed.keys()
     head = Head(settings, names, None if ids is None else ids.to(target.device))
-    _fill(head, weights, borrowed, target)
+    fill(head, weights, borrowed, target, "an EAGLE head")
     try:
         FeatureTap(target, settings.hidden_layers)
     except UnsupportedModelError as error:
@@ -126,7 +111,7 @@ def reread(eagle: Eagle, target: PreTrainedModel, linear: str, **changes: Any) -
     old, weights = eagle.head, dict(eagle.head.named_parameters())
     head = Head(dataclasses.replace(old.config, **changes), weights, old.target_ids)
     FeatureTap(target, head.config.hidden_layers)
-    _fill(head, {}, weights, target)
+    fill(head, {}, weights, target, "an EAGLE head")
     return Eagle(head.eval(), target, linear)
 
 
@@ -147,37 +132,3 @@ def _borrowed(
             if getattr(module, "bias", None) is not None:
                 found[f"{name}.bias"] = module.bias
     return found
-
-
-def _fill(
-    head: Head,
-    weights: dict[str, Tensor],
-    borrowed: dict[str, nn.Parameter],
-    target: PreTrainedModel,
-) -> None:
-    expected = dict(head.named_parameters())
-    missing = sorted(expected.keys() - weights.keys() - borrowed.keys())
-    if missing:
-        raise ValueError(
-            f"model: expected {', '.join(missing)} in the weights, got none; of the target's only "
-            "tables of the same shape can stand in"
-        )
-    unknown = sorted(weights.keys() - expected.keys())
-    if unknown:
-        raise ValueError(
-            f"model: expected no weights but those of an EAGLE head, got {', '.join(unknown)}"
-        )
-    for name, parameter in expected.items():
-        owner = head.get_submodule(name.rpartition(".")[0])
-        value = borrowed.get(name)
-        if value is None:
-            tensor = weights[name]
-            if tensor.shape != parameter.shape:
-                raise ValueError(
-                    f"model: expected {name} of shape {list(parameter.shape)} for this target and "
-                    f"config.json, got {list(tensor.shape)}"
-                )
-            if bool(tensor.isnan().any()):
-                raise ValueError(f"model: expected weights without NaN, got some in {name}")
-            value = nn.Parameter(tensor.to(target.device, target.dtype), requires_grad=False)
-        setattr(owner, name.rpartition(".")[2], value)

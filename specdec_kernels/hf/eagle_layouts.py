@@ -8,7 +8,7 @@ of a Llama; ids of hidden states, if any, in eagle_config, as outputs of layers.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -34,6 +34,7 @@ NAMES = {
 # Where ids may stand, the first preferred; 1 where they count outputs of layers.
 ID_KEYS = {
     "target_layer_ids": 1,
+    "dflash_config.target_layer_ids": 1,
     "eagle_config.eagle_aux_hidden_state_layer_ids": 1,
     "eagle_aux_hidden_state_layer_ids": 0,
     "aux_hidden_state_layer_ids": 0,
@@ -77,30 +78,41 @@ def head_config(
         ValueError: for what is missing in the config, and what a head cannot do.
     """
     text, layer = target.config.get_text_config(), config.get("transformer_layer_config", config)
-    _expect_known(layer)
-    heads = layer["num_attention_heads"]
-    dim = layer.get("head_dim") or layer["hidden_size"] // heads
-    inv_freq, rope_scale = _rope(layer, heads, dim)
     fused = is_fused(weights)
     return HeadConfig(
         fused=fused,
         hidden_layers=_hidden_layers(config, text.num_hidden_layers, fused),
         target_hidden_size=text.hidden_size,
+        num_layers=num_layers(weights),
+        vocab_size=text.vocab_size,
+        draft_vocab_size=draft_vocab_size(config, weights, text.vocab_size),
+        window=_window(layer),
+        max_positions=layer.get("max_position_embeddings"),
+        **layer_settings(layer, target.device),
+        **_norms(config, weights),
+    )
+
+
+def layer_settings(layer: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    """The fields of LayerConfig from the config of a layer.
+
+    Raises:
+        ValueError: for what is missing, and what a layer cannot do.
+    """
+    _expect_known(layer)
+    heads = layer["num_attention_heads"]
+    dim = layer.get("head_dim") or layer["hidden_size"] // heads
+    inv_freq, rope_scale = _rope(layer, heads, dim)
+    return dict(
         hidden_size=layer["hidden_size"],
         intermediate_size=layer["intermediate_size"],
-        num_layers=_num_layers(weights),
         num_heads=heads,
         num_kv_heads=layer.get("num_key_value_heads") or heads,
         head_dim=dim,
-        vocab_size=text.vocab_size,
-        draft_vocab_size=_draft_vocab_size(config, weights, text.vocab_size),
-        inv_freq=inv_freq.to(target.device),
+        inv_freq=inv_freq.to(device),
         rope_scale=rope_scale,
         eps=layer.get("rms_norm_eps", 1e-6),
         activation=layer.get("hidden_act", "silu"),
-        window=_window(layer),
-        max_positions=layer.get("max_position_embeddings"),
-        **_norms(config, weights),
     )
 
 
@@ -115,7 +127,7 @@ def _expect_known(layer: dict[str, Any]) -> None:
         raise ValueError(f"model: expected hidden_act as one of {known}, got {activation!r}")
 
 
-def _norms(config: dict[str, Any], weights: Container[str]) -> dict[str, bool]:
+def _norms(config: dict[str, Any], weights: Container[str]) -> dict[str, Any]:
     """What the config says, at its top or in eagle_config, else what the weights or writers do."""
     nested = config.get("eagle_config") or {}
     found = {
@@ -130,9 +142,8 @@ def _norms(config: dict[str, Any], weights: Container[str]) -> dict[str, bool]:
     return found
 
 
-def target_ids(weights: dict[str, Tensor], config: HeadConfig) -> Tensor | None:
+def target_ids(weights: dict[str, Tensor], drafted: int, vocab: int) -> Tensor | None:
     """The target's id of each draft id from their differences d2t, or None when they are equal."""
-    drafted, vocab = config.draft_vocab_size, config.vocab_size
     if "d2t" not in weights:
         if drafted != vocab:
             raise ValueError(
@@ -176,15 +187,15 @@ def layer_ids(config: dict[str, Any]) -> list[LayerIds]:
     return found
 
 
-def _draft_vocab_size(config: dict[str, Any], weights: dict[str, Tensor], vocab: int) -> int:
+def draft_vocab_size(config: dict[str, Any], weights: dict[str, Tensor], vocab: int) -> int:
     for name in ("lm_head.weight", "d2t"):
         if name in weights:
             return len(weights[name])
     return config.get("draft_vocab_size") or vocab
 
 
-def _num_layers(weights: dict[str, Tensor]) -> int:
-    """num_hidden_layers of the config is often that of the target."""
+def num_layers(weights: Iterable[str]) -> int:
+    """By the renamed weights: num_hidden_layers of the config is often that of the target."""
     return 1 + max((int(n.split(".")[1]) for n in weights if n.startswith("layers.")), default=0)
 
 
@@ -197,6 +208,8 @@ def _rope(layer: dict[str, Any], heads: int, dim: int) -> tuple[Tensor, float]:
     """Frequencies fp32 [D / 2] and the factor of sine and cosine, as transformers computes them."""
     rope = dict(layer.get("rope_parameters") or layer.get("rope_scaling") or {})
     theta = rope.pop("rope_theta", None) or layer.get("rope_theta") or 10000.0
+    if any(isinstance(value, dict) for value in rope.values()):
+        raise ValueError(f"model: expected one rotary embedding for all layers, got {rope}")
     kind = rope.pop("type", None)
     kind = rope.setdefault("rope_type", kind or "default")
     if kind in ("dynamic", "longrope"):

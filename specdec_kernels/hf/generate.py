@@ -21,7 +21,7 @@ from specdec_kernels.decoding.loop import Loop
 from specdec_kernels.decoding.rows import Rows
 from specdec_kernels.decoding.verify import Verifier, WalkVerifier
 from specdec_kernels.drafting.factory import Sources, make_drafter
-from specdec_kernels.drafting.medusa import MedusaDrafter
+from specdec_kernels.drafting.marginals import MarginalDrafter
 from specdec_kernels.hf.attention import UnsupportedModelError
 from specdec_kernels.hf.model import CachedModel, max_positions
 from specdec_kernels.hf.processors import of_unknown_state
@@ -170,7 +170,7 @@ class Run:
             largest=settings.max_speculative_tokens,
             smallest=max(settings.draft_min_tokens, 1),
             draft_cost=None if self.draft is None else self.draft.cost,
-            expected=self.drafter.expected if isinstance(self.drafter, MedusaDrafter) else None,
+            expected=self.drafter.expected if isinstance(self.drafter, MarginalDrafter) else None,
         )
         loop = Loop(
             self._forward,

@@ -114,6 +114,26 @@ class LayerFlip:
             return self._modules or []
 
 
+class OwnLayers:
+    """The layers of a drafting network, which need no invariance.
+
+    linear: as in SpeculativeConfig.
+    """
+
+    def __init__(self, network: nn.Module, linear: str):
+        self.layers = None if linear == "off" else LayerFlip(network)
+
+    def around(self, rows: int) -> contextlib.AbstractContextManager[None]:
+        """For a forward over that many slots."""
+        if self.layers is None:
+            return contextlib.nullcontext()
+        return self.layers.verify(rows) if rows <= MAX_ROWS else self.layers.prefill()
+
+    def hold(self) -> contextlib.AbstractContextManager[None]:
+        """Around many calls of this thread."""
+        return contextlib.nullcontext() if self.layers is None else self.layers.hold()
+
+
 def _treatment(model: nn.Module | None, module: nn.Module, operations: set[str]) -> Treated:
     """For a module and all of its class: which experts a forward runs depends on its tokens."""
     alike = [] if model is None else [m for m in model.modules() if type(m) is type(module)]

@@ -24,6 +24,7 @@ from specdec_kernels.decoding.controller import AcceptanceModel, CostModel
 from specdec_kernels.drafting.factory import make_suffix_cache
 from specdec_kernels.drafting.suffix_cache import SuffixCache
 from specdec_kernels.hf.attention import UnsupportedModelError
+from specdec_kernels.hf.dflash import DFlash, load_dflash
 from specdec_kernels.hf.draft import Draft, load_draft
 from specdec_kernels.hf.eagle import Eagle, head_method, load_eagle
 from specdec_kernels.hf.medusa import MedusaHeads, load_heads
@@ -33,6 +34,9 @@ from specdec_kernels.hf.support import support, unwrap
 from specdec_kernels.metrics import Metrics
 
 METHODS = ("_sample", "_beam_search", "_assisted_decoding")
+
+
+Drafting = Draft | Eagle | MedusaHeads | DFlash
 
 
 class Engine:
@@ -52,7 +56,7 @@ class Engine:
         self.proven = False
         self.warned: set[str] = set()
         self.runner = None if self.unsupported else Runner(model, config.linear)
-        self.draft: Draft | Eagle | MedusaHeads | None = None
+        self.draft: Drafting | None = None
         if config.model is not None and not self.unsupported:
             self.draft = _load(config, model)
 
@@ -67,8 +71,8 @@ class Engine:
             notices.warn(text)
 
 
-def _load(config: SpeculativeConfig, target: PreTrainedModel) -> Draft | Eagle | MedusaHeads:
-    if isinstance(config.model, (Eagle, MedusaHeads)):
+def _load(config: SpeculativeConfig, target: PreTrainedModel) -> Drafting:
+    if isinstance(config.model, (Eagle, MedusaHeads, DFlash)):
         return config.model
     method = next(method for method in config.methods if method in BY_MODEL)
     if method == "draft_model":
@@ -76,6 +80,8 @@ def _load(config: SpeculativeConfig, target: PreTrainedModel) -> Draft | Eagle |
     if method == "medusa":
         limits = config.draft_tree_depth, config.medusa_choices
         return load_heads(config.model, target, config.linear, *limits)
+    if method == "dflash":
+        return load_dflash(config.model, target, config.linear)
     return load_eagle(config.model, method, target, config.linear)
 
 
