@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 import torch
@@ -47,7 +47,10 @@ def head_method(source: Any) -> str | None:
     """ "eagle3", "eagle" or "dflash" when a folder or Hub id holds such a drafter, else None."""
     if not isinstance(source, (str, os.PathLike)):
         return None
-    names = renamed(dict.fromkeys(weight_names(source)))
+    return _kind(renamed(dict.fromkeys(weight_names(source))))
+
+
+def _kind(names: Container[str]) -> str | None:
     if is_dflash(names):
         return "dflash"
     if "fc.weight" not in names:
@@ -77,11 +80,11 @@ def fit_eagle(
 ) -> Eagle:
     """`load_eagle` from what `read_checkpoint` found."""
     weights = renamed(weights)
-    if "fc.weight" not in weights:
+    found = _kind(weights)
+    if found is None:
         raise ValueError("model: expected the weights of an EAGLE head, got none called fc.weight")
-    found = "eagle3" if is_fused(weights) else "eagle"
     if found != method:
-        raise ValueError(f"method: expected {found!r} for this head, got {method!r}")
+        raise ValueError(f"method: expected {found!r} for this drafter, got {method!r}")
     settings = head_config(config, weights, target)
     own = settings.target_hidden_size if settings.fused else settings.hidden_size
     claimed = config.get("target_hidden_size") or own

@@ -118,7 +118,7 @@ def layer_settings(layer: dict[str, Any], device: torch.device) -> dict[str, Any
 
 def _expect_known(layer: dict[str, Any]) -> None:
     needed = ("hidden_size", "intermediate_size", "num_attention_heads")
-    missing = [key for key in needed if key not in layer]
+    missing = [key for key in needed if layer.get(key) is None]
     if missing:
         raise ValueError(f"model: expected {', '.join(missing)} in config.json, got none")
     activation = layer.get("hidden_act", "silu")

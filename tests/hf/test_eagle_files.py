@@ -209,7 +209,7 @@ def test_files_that_cannot_be_read(target, weights, tmp_path):
 
 def test_a_head_of_the_other_kind_or_of_no_kind(target, weights, tmp_path):
     source = safeailab(tmp_path, target, weights, IDS)
-    with pytest.raises(ValueError, match="method: expected 'eagle3' for this head, got 'eagle'"):
+    with pytest.raises(ValueError, match="method: expected 'eagle3' for this drafter, got 'eagle'"):
         sdk.patch(target, method="eagle", model=source)
     with pytest.raises(TypeError, match="folder or Hub id of an EAGLE head, got LlamaForCausalLM"):
         sdk.patch(target, method="eagle3", model=fresh("llama"))
