@@ -198,7 +198,7 @@ MAPPED = [
      {"method": "mtp", "max_speculative_tokens": 7, "num_speculative_tokens": "absent"}),
     (from_sglang, flags(algorithm="FROZEN_KV_MTP", draft_model_path="a"), {"method": "mtp"}),
     (from_sglang, flags(algorithm="DFLASH", draft_model_path="b", dflash_block_size=16),
-     {"method": "dflash", "num_speculative_tokens": 15}),
+     {"method": "dflash", "num_speculative_tokens": 15, "draft_tree_topk": 1}),
     (from_sglang, flags(algorithm="DSPARK", dspark_block_size=7, num_draft_tokens=8),
      {"method": "dspark", "num_speculative_tokens": 7}),
     # llama.cpp

@@ -23,6 +23,7 @@ from specdec_kernels.cli.generate import encode, new_token_limit, read_prompt
 from specdec_kernels.cli.options import DTYPES, threads
 from specdec_kernels.cli.prompts import PROMPTS
 from specdec_kernels.hf.checkpoint import read_checkpoint
+from specdec_kernels.hf.dflash import DFlash, fit_dflash, read_dflash
 from specdec_kernels.hf.draft import load_draft
 from specdec_kernels.hf.eagle import Eagle, fit_eagle
 from specdec_kernels.hf.features import BEFORE_NORM
@@ -73,6 +74,12 @@ class Case:
             self.checkpoint = checks.describe_medusa(heads)
             self.checks += checks.check_medusa(self.source, heads, self.target)
             self.drafter = heads
+        elif kind == "dflash":
+            self.config, weights = read_dflash(self.source)
+            dflash = fit_dflash(self.config, weights, self.target, LINEAR)
+            self.checkpoint = checks.describe_dflash(dflash, self.config)
+            self.checks += checks.check_dflash(self.config, weights, dflash, self.target)
+            self.drafter = dflash
         else:
             self.config, weights = read_checkpoint(self.source)
             self.checkpoint = checks.describe_eagle(self.config, weights)
@@ -182,7 +189,9 @@ def _acceptance(result: Measurement) -> Check:
 
 def _coverage(drafter: Drafter, result: Measurement) -> list[Check]:
     """How much of the text the draft vocabulary can say."""
-    ids = drafter.head.target_ids if isinstance(drafter, Eagle) else None
+    ids = None
+    if isinstance(drafter, (Eagle, DFlash)):
+        ids = (drafter.head if isinstance(drafter, Eagle) else drafter.network).target_ids
     tokens = [token for text in result.tokens for token in text]
     if ids is None or not tokens:
         return []

@@ -10,7 +10,10 @@ import torch
 from torch import Tensor
 
 from specdec_kernels.cli.model import HUB_ID
+from specdec_kernels.drafting.dflash import BlockConfig, BlockNetwork
+from specdec_kernels.drafting.eagle import Head, HeadConfig
 from specdec_kernels.hf.checkpoint import read_config
+from specdec_kernels.hf.dflash import DFlash
 from specdec_kernels.hf.draft import PADDING, Draft, token_names
 from specdec_kernels.hf.eagle import Eagle, head_method
 from specdec_kernels.hf.eagle_layouts import layer_ids, renamed
@@ -27,7 +30,7 @@ class Check(NamedTuple):
 
 
 def kind_of(source: str) -> str:
-    """The method that drafts with what lies there: medusa, eagle3, eagle or draft_model.
+    """The method that drafts with what lies there: medusa, eagle3, eagle, dflash or draft_model.
 
     Raises ValueError where nothing lies, and for weights that cannot be read.
     """
@@ -61,6 +64,19 @@ def describe_eagle(config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> 
     }
 
 
+def describe_dflash(dflash: DFlash, config: Mapping[str, Any]) -> dict[str, Any]:
+    own = dflash.network.config
+    return {
+        "layout": "speculators" if "speculators_model_type" in config else "z-lab",
+        "num_layers": len(own.causal),
+        "hidden_size": own.hidden_size,
+        "vocab_size": own.vocab_size,
+        "draft_vocab_size": own.draft_vocab_size,
+        "block_size": own.block_size,
+        "parameters": sum(p.numel() for p in dflash.network.layers.parameters()),
+    }
+
+
 def describe_medusa(heads: MedusaHeads) -> dict[str, Any]:
     output: Any = heads.heads[0]
     return {
@@ -88,17 +104,41 @@ def check_eagle(
     config: dict[str, Any], weights: Mapping[str, Tensor], eagle: Eagle, target: Any
 ) -> list[Check]:
     """config, weights: as they lie there; `eagle`: what the loader made of them."""
-    layer = config.get("transformer_layer_config", config)
+    layer, head = config.get("transformer_layer_config", config), eagle.head
     return [
-        _shapes(eagle, target),
+        _shapes(head, target),
         _vocabulary(layer.get("vocab_size"), target),
-        _drafted(weights, eagle),
-        _hidden_states(config, eagle),
+        _drafted(weights, head),
+        _hidden_states(config, head.config, last_only=not head.config.fused),
         _norms(config, eagle),
         _rope(layer, target),
-        _positions(eagle.head.config.max_positions, target),
-        _borrowed(eagle, target),
-        _finite(eagle.head),
+        _positions(head.config.max_positions, target),
+        _borrowed(head, target),
+        _finite(head),
+    ]
+
+
+def check_dflash(
+    config: dict[str, Any], weights: Mapping[str, Tensor], dflash: DFlash, target: Any
+) -> list[Check]:
+    """As `check_eagle`."""
+    layer, network = config.get("transformer_layer_config", config), dflash.network
+    own = network.config
+    mask = f"token {own.mask_token_id} in blocks of {own.block_size}"
+    names = token_names(target)
+    if names is not None:
+        mask += f", {names.get(own.mask_token_id, 'which has no name')!r} to the target"
+    return [
+        _shapes(network, target),
+        _vocabulary(layer.get("vocab_size"), target),
+        _drafted(weights, network),
+        _hidden_states(config, own),
+        Check("mask", "ok", mask),
+        _attention(own),
+        _rope(layer, target),
+        _positions(own.max_positions, target),
+        _borrowed(network, target),
+        _finite(network),
     ]
 
 
@@ -124,9 +164,9 @@ def check_model(draft: Draft, target: Any) -> list[Check]:
     return [names, _vocabulary(size, target), _positions(max_positions(draft.model), target)]
 
 
-def _shapes(eagle: Eagle, target: Any) -> Check:
+def _shapes(network: torch.nn.Module, target: Any) -> Check:
     size = target.config.get_text_config().hidden_size
-    number = len(list(eagle.head.parameters()))
+    number = len(list(network.parameters()))
     return Check("shapes", "ok", f"{number} tensors fit config.json and hidden states of {size}")
 
 
@@ -140,8 +180,8 @@ def _vocabulary(size: int | None, target: Any) -> Check:
     return Check("vocabulary", "warning", detail)
 
 
-def _drafted(weights: Mapping[str, Tensor], eagle: Eagle) -> Check:
-    config, ids = eagle.head.config, eagle.head.target_ids
+def _drafted(weights: Mapping[str, Tensor], network: Head | BlockNetwork) -> Check:
+    config, ids = network.config, network.target_ids
     share = config.draft_vocab_size / config.vocab_size
     detail = f"{config.draft_vocab_size} of {config.vocab_size} tokens ({share:.0%})"
     if ids is None:
@@ -153,9 +193,11 @@ def _drafted(weights: Mapping[str, Tensor], eagle: Eagle) -> Check:
     return Check("draft vocabulary", "ok", detail)
 
 
-def _hidden_states(config: dict[str, Any], eagle: Eagle) -> Check:
-    read = ", ".join(map(str, eagle.head.config.hidden_layers))
-    if not eagle.head.config.fused:
+def _hidden_states(
+    config: dict[str, Any], own: HeadConfig | BlockConfig, last_only: bool = False
+) -> Check:
+    read = ", ".join(map(str, own.hidden_layers))
+    if last_only:
         return Check("hidden states", "ok", f"{read}: the last, behind the final norm")
     found = layer_ids(config)
     if not found:
@@ -177,6 +219,14 @@ def _norms(config: dict[str, Any], eagle: Eagle) -> Check:
         value = str(getattr(eagle.head.config, name)).lower()
         parts.append(f"{name} {value}{'' if said else ' (not in config.json)'}")
     return Check("norms", "ok", ", ".join(parts))
+
+
+def _attention(own: BlockConfig) -> Check:
+    kinds = [
+        f"{'all' if window is None else f'a window of {window}'}{', causal' if causal else ''}"
+        for window, causal in zip(own.windows, own.causal, strict=True)
+    ]
+    return Check("attention", "ok", "; ".join(f"layer {i}: {kind}" for i, kind in enumerate(kinds)))
 
 
 def _rope(layer: dict[str, Any], target: Any) -> Check:
@@ -202,8 +252,8 @@ def _positions(most: int | None, target: Any) -> Check:
     return Check("positions", "warning", detail)
 
 
-def _borrowed(eagle: Eagle, target: Any) -> Check:
-    head, output = eagle.head, target.get_output_embeddings()
+def _borrowed(head: Head | BlockNetwork, target: Any) -> Check:
+    output = target.get_output_embeddings()
     tables = {
         "embed_tokens": head.embed_tokens.weight is target.get_input_embeddings().weight,
         "lm_head": head.lm_head.weight is getattr(output, "weight", None),

@@ -14,12 +14,12 @@ from typing import Any
 
 import specdec_kernels as sdk
 from specdec_kernels.cli.model import quiet_transformers
-from specdec_kernels.hf import eagle, medusa
+from specdec_kernels.hf import dflash, eagle, medusa
 from specdec_kernels.hf.draft import Draft
 from specdec_kernels.hf.eagle_layouts import layer_ids
 from specdec_kernels.hf.features import BEFORE_NORM
 
-Drafter = Draft | eagle.Eagle | medusa.MedusaHeads
+Drafter = Draft | eagle.Eagle | medusa.MedusaHeads | dflash.DFlash
 
 LINEAR = "auto"
 FEWEST_DRAFTS = 10
@@ -107,11 +107,14 @@ class Conventions:
         self.last: int = target.config.get_text_config().num_hidden_layers
         self.loaded: tuple[int, ...] = ()
         self.settings: dict[str, bool] = {}  # those of HeadConfig that may be read wrongly
+        self.shifts = False  # whether the ids may be off by one
         if isinstance(drafter, medusa.MedusaHeads):
             self.loaded = (drafter.hidden_layer,)
+        elif isinstance(drafter, dflash.DFlash):
+            self.loaded, self.shifts = drafter.network.config.hidden_layers, True
         elif isinstance(drafter, eagle.Eagle):
             config = drafter.head.config
-            self.loaded = config.hidden_layers
+            self.loaded, self.shifts = config.hidden_layers, config.fused
             if config.fused:
                 names = ("norm_before_residual", "norm_output")
                 self.settings = {name: getattr(config, name) for name in names}
@@ -121,7 +124,7 @@ class Conventions:
 
     def siblings(self, way: Convention) -> Iterator[Convention]:
         """Those that differ from `way` in one thing."""
-        for shift in (-1, 0, 1) if self.settings else ():
+        for shift in (-1, 0, 1) if self.shifts else ():
             ids = [k + shift for k in self.loaded]
             if abs(shift - way.shift) == 1 and all(0 <= k <= self.last for k in ids):
                 before_norm = way.before_norm and self.last in ids
@@ -138,6 +141,8 @@ class Conventions:
         layers = self.layers(way)
         if isinstance(self.drafter, medusa.MedusaHeads):
             return medusa.reread(self.drafter, self.target, LINEAR, layers[0])
+        if isinstance(self.drafter, dflash.DFlash):
+            return dflash.reread(self.drafter, self.target, LINEAR, layers)
         assert isinstance(self.drafter, eagle.Eagle)
         changes = {name: not self.settings[name] for name in way.flipped}
         return eagle.reread(self.drafter, self.target, LINEAR, hidden_layers=layers, **changes)

@@ -85,15 +85,20 @@ def load_dflash(source: Any, target: PreTrainedModel, linear: str) -> DFlash:
         raise TypeError(
             f"model: expected the folder or Hub id of {KIND}, got {type(source).__name__}"
         )
+    return fit_dflash(*read_dflash(source), target, linear)
+
+
+def read_dflash(source: str | os.PathLike) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """`read_checkpoint`; raises ValueError also for a mask that is no token of the target."""
     if has_file(source, MASK_FILE):
         raise ValueError(f"model: expected the mask among the target's tokens, got {MASK_FILE}")
-    return fit_dflash(*read_checkpoint(source), target, linear)
+    return read_checkpoint(source)
 
 
 def fit_dflash(
     config: dict[str, Any], weights: Mapping[str, Tensor], target: PreTrainedModel, linear: str
 ) -> DFlash:
-    """`load_dflash` from what `read_checkpoint` found."""
+    """`load_dflash` from what `read_dflash` found."""
     weights = renamed(weights)
     if not is_dflash(weights):
         raise ValueError(

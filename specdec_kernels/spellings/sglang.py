@@ -211,7 +211,8 @@ def _take_ngram(reading: Reading, values: dict[str, Any]) -> None:
 
 
 def _take_block(reading: Reading, algorithm: str, values: dict[str, Any]) -> None:
-    """The block of DFLASH counts the root, that of DSPARK does not; tokens always do."""
+    """The block of DFLASH counts the root, that of DSPARK does not; tokens always do. Chains."""
+    reading.defaults["draft_tree_topk"] = 1
     flag, root = (DFLASH, 0) if algorithm == "DFLASH" else (DSPARK, 1)
     block, tokens = values.pop(flag, None), values.pop(TOKENS, None)
     if block is not None and tokens not in (None, block + root):

@@ -20,10 +20,14 @@ def drafter(target, folder, **changes):
     return zlab(folder, target, block_weights(target, ids=IDS), IDS, **changes)
 
 
-def cyclic(target):
-    """Makes the token t be followed by the next one of its cycle of CYCLE, by t alone."""
+def cyclic(target, used=None):
+    """Makes the token t be followed by the next one of its cycle of CYCLE, by t alone.
+
+    used: places of a hidden state that tell t; None is all.
+    """
     g = torch.Generator().manual_seed(2)
     codes = torch.randn(VOCAB, target.config.hidden_size, generator=g)
+    codes[:, used or codes.shape[1] :] = 0
     codes = codes / codes.norm(dim=1, keepdim=True)
     for layer in target.model.layers:
         layer.self_attn.o_proj.weight.data[:] = 0
@@ -45,10 +49,11 @@ def orbit(token, size):
     return row
 
 
-def copying(target, folder):
+def copying(target, folder, ids=(1,), fc=None):
     """One head that looks CYCLE + 1 positions back, where the token stood that comes before."""
     size = target.config.hidden_size
-    weights = {"fc.weight": torch.eye(size), "hidden_norm.weight": torch.ones(size)}
+    weights = {"fc.weight": torch.eye(size) if fc is None else fc}
+    weights["hidden_norm.weight"] = torch.ones(size)
     attention = "layers.0.self_attn."
     for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
         weights[f"{attention}{name}.weight"] = torch.zeros(size, size)
@@ -62,7 +67,7 @@ def copying(target, folder):
     for name in ("layers.0.input_layernorm", "layers.0.post_attention_layernorm", "norm"):
         weights[name + ".weight"] = torch.ones(size)
     changes = dict(intermediate_size=4, num_attention_heads=1, num_key_value_heads=1, head_dim=size)
-    return zlab(folder, target, weights, (1,), block_size=BLOCK, **changes)
+    return zlab(folder, target, weights, ids, block_size=BLOCK, **changes)
 
 
 def copying_target(folder):
