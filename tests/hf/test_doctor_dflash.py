@@ -36,7 +36,7 @@ def folder(target, tmp_path_factory):
 
 
 def picky(target, folder, ids):
-    """Right with the output of layer 2, where three marks stand; with its neighbours, loud noise."""
+    """Right with the output of layer 2, where three marks stand; its neighbours are loud noise."""
     fc = torch.zeros(SIZE, SIZE)
     fc[:TOKEN, :TOKEN] = torch.eye(TOKEN)
     for mark, factor in ((0, LOUD), (2, -LOUD), (3, LOUD)):
