@@ -29,9 +29,10 @@ class SpeculativeConfig:
     method: "ngram" (prompt lookup), "suffix" (by counts of what followed before, in the text and in
         what earlier calls generated), "draft_model" (a smaller model with the same tokenizer),
         "eagle3" or "eagle" (an EAGLE head; "eagle" is EAGLE-1 and 2), "medusa" (Medusa heads),
-        "dflash" (a DFlash block drafter), or "none" (the same loop without drafts). Without one,
-        `model` decides by what lies there, but for "medusa". Several are combined: "suffix+eagle3"
-        merges all drafts for a row into one tree, "ngram,draft_model" takes the first that has any.
+        "dflash" or "dspark" (a block drafter of that kind), or "none" (the same loop without
+        drafts). Without one, `model` decides by what lies there, but for "medusa". Several are
+        combined: "suffix+eagle3" merges all drafts for a row into one tree, "ngram,draft_model"
+        takes the first that has any.
     num_speculative_tokens: drafted tokens per step; None adapts every step, down to zero.
     max_speculative_tokens: the most that the adaptive choice may draft.
     prompt_lookup_min, prompt_lookup_max: shortest and longest n-gram that counts as a match.
@@ -64,7 +65,7 @@ class SpeculativeConfig:
         mixtures of experts most of the gain, as experts and routers compute row by row where their
         weights are not [out, in]. Layers that cannot be helped (quantised, hooked) are named in a
         warning: the promise is off then.
-    model: the draft model, EAGLE head or DFlash drafter: a folder, a Hub id (loaded in the target's
+    model: the draft model, EAGLE head or block drafter: a folder, a Hub id (loaded in the target's
         dtype), or for "draft_model" a loaded transformers model. For "medusa" a folder or Hub id
         with medusa_lm_head.safetensors or medusa_lm_head.pt, or such a file.
     draft_sample_method: drafts for sampled text: "greedy" takes the draft model's best token,
@@ -74,7 +75,7 @@ class SpeculativeConfig:
         counts the tokens of the whole tree. None: 1; 10 for "medusa" and "dflash", but 1 under rule
         "block", under linear="invariant" and for probabilistic drafts.
     draft_tree_depth: levels of draft trees, at most (SGLang's num-steps); None lets
-        num_speculative_tokens decide, and the number of Medusa heads or a DFlash block.
+        num_speculative_tokens decide, and the number of Medusa heads or a block.
     draft_min_tokens: drafts of fewer levels are not used (llama.cpp's draft-n-min).
     draft_p_min: a draft ends before a token whose probability is lower (draft-p-min).
     medusa_choices: the tree that Medusa heads draft, in the format of Medusa: for each node the

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from specdec_kernels.config import SpeculativeConfig
 
-METHODS = ("ngram", "suffix", "draft_model", "eagle", "eagle3", "medusa", "dflash", "none")
-BY_MODEL = ("draft_model", "eagle", "eagle3", "medusa", "dflash")
+BY_MODEL = ("draft_model", "eagle", "eagle3", "medusa", "dflash", "dspark")
+METHODS = ("ngram", "suffix", *BY_MODEL, "none")
 DRAFT_SAMPLE_METHODS = ("greedy", "probabilistic")
 LINEAR_MODES = ("auto", "invariant", "off")
 RNGS = ("philox", "torch")

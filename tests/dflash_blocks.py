@@ -18,9 +18,13 @@ THETA, EPS, BLOCK, MASK = 500.0, 1e-5, 6, 90
 
 def block_weights(
     target, *, ids=(2, 3, 1), layers=2, size=None, seed=0, scale=0.35, drafted=None,
-    own_embedding=False, own_lm_head=False, biases=False, qk_norms=True,
+    own_embedding=False, own_lm_head=False, biases=False, qk_norms=True, rank=None, confidence=None,
 ):  # fmt: skip
-    """Weights by name; a d2t that skips around, and an lm_head, when `drafted` is given."""
+    """Weights by name; a d2t that skips around, and an lm_head, when `drafted` is given.
+
+    rank, confidence: of DSpark, the table of pairs and what its confidence head reads ("state" or
+    "both").
+    """
     text = target.config.get_text_config()
     size = size or text.hidden_size
     g = torch.Generator().manual_seed(seed)
@@ -50,6 +54,13 @@ def block_weights(
         add(layer + "input_layernorm.weight", size)
         add(layer + "post_attention_layernorm.weight", size)
     add("norm.weight", size)
+    if rank:
+        add("markov_head.markov_w1.weight", text.vocab_size, rank)
+        add("markov_head.markov_w2.weight", drafted or text.vocab_size, rank)
+        weights["markov_head.markov_w2.weight"] *= 8
+    if confidence:
+        add("confidence_head.proj.weight", 1, size + (rank if confidence == "both" else 0))
+        weights["confidence_head.proj.bias"] = torch.tensor([0.3])
     if own_embedding:
         add("embed_tokens.weight", text.vocab_size, size)
         weights["embed_tokens.weight"] *= 3
@@ -116,15 +127,27 @@ def speculators(folder, target, weights, ids=(2, 3, 1), layer=None, **changes):
     return write(folder, config, weights)
 
 
+def deepspec(folder, target, weights, ids=(2, 3, 1), **changes):
+    """DSpark by its makers: with copies of the target's tables."""
+    config = layer_config(target, weights, architectures=["Qwen3DSparkModel"], block_size=BLOCK)
+    config |= dict(target_layer_ids=[k - 1 for k in ids], mask_token_id=MASK, num_anchors=512)
+    config |= dict(markov_head_type="vanilla", enable_confidence_head=True, **changes)
+    tables = target.get_input_embeddings().weight, target.get_output_embeddings().weight
+    names = "embed_tokens.weight", "lm_head.weight"
+    copies = {name: w.detach().clone() for name, w in zip(names, tables, strict=True)}
+    return write(folder, config, {**copies, **weights})
+
+
 class Dense:
     """ids: hidden states as transformers counts. windows, causal: per layer."""
 
     def __init__(
         self, target, weights, ids=(2, 3, 1), windows=(None, None), causal=(False, False),
-        block=BLOCK, softcap=None,
+        block=BLOCK, softcap=None, from_anchor=False,
     ):  # fmt: skip
         self.target, self.w, self.ids = target, weights, ids
         self.windows, self.causal, self.block, self.softcap = windows, causal, block, softcap
+        self.first = 0 if from_anchor else 1
         d2t = weights.get("d2t")
         self.map = None if d2t is None else torch.arange(len(d2t)) + d2t
 
@@ -170,7 +193,7 @@ class Dense:
 
     @torch.no_grad()
     def __call__(self, text):
-        """Logits [block - 1, Vd] of the tokens behind a text."""
+        """Logits [levels, Vd] of the tokens behind a text, and what they are made of."""
         states = self.target(torch.tensor([text[:-1]]), output_hidden_states=True).hidden_states
         features = torch.cat([states[k][0] for k in self.ids], -1)
         context = self.norm(self.linear(features, "fc"), "hidden_norm")
@@ -183,26 +206,49 @@ class Dense:
             x = x + self.linear(
                 gate * self.linear(y, layer + "mlp.up_proj"), layer + "mlp.down_proj"
             )
-        out = self.norm(x, "norm")[1:]
+        out = self.norm(x, "norm")[self.first :]
         own = "lm_head.weight" in self.w
         logits = self.linear(out, "lm_head") if own else self.target.get_output_embeddings()(out)
         cap = self.softcap
-        return logits if cap is None else cap * torch.tanh(logits / cap)
+        return logits if cap is None else cap * torch.tanh(logits / cap), out
+
+    def behind(self, token, row):
+        """A position's logits behind a token."""
+        if "markov_head.markov_w1.weight" not in self.w:
+            return row
+        pairs = (
+            self.w["markov_head.markov_w2.weight"] @ self.w["markov_head.markov_w1.weight"][token]
+        )
+        return row + pairs
+
+    def confidence(self, token, state):
+        weight = self.w["confidence_head.proj.weight"][0]
+        if len(weight) > len(state):
+            state = torch.cat([state, self.w["markov_head.markov_w1.weight"][token]])
+        return float(torch.sigmoid(weight @ state + self.w["confidence_head.proj.bias"]))
 
     def to_target(self, token):
         return token if self.map is None else int(self.map[token])
 
-    def chain(self, text, size):
-        return [self.to_target(int(row.argmax())) for row in self(text)[:size]]
+    def chain(self, text, size, sure=0.0):
+        """sure: the least confidence of a drafted token."""
+        path = []
+        for row, state in list(zip(*self(text), strict=True))[:size]:
+            before = path[-1] if path else text[-1]
+            if sure and self.confidence(before, state) < sure:
+                break
+            path.append(self.to_target(int(self.behind(before, row).argmax())))
+        return path
 
     def tree(self, text, topk, size, depth):
         """The best `size` nodes as {path: score}, of all paths of `topk` tokens a level."""
         level, found = [((), 0.0)], []
-        for row in self(text).log_softmax(-1)[:depth]:
-            best = [
-                (self.to_target(int(i)), float(p)) for p, i in zip(*row.topk(topk), strict=True)
-            ]
-            level = [((*path, t), score + p) for path, score in level for t, p in best]
-            level = sorted(level, key=lambda node: -node[1])[: size + topk]
+        for row in self(text)[0][:depth]:
+            below = []
+            for path, score in level:
+                logits = self.behind(path[-1] if path else text[-1], row)
+                for p, i in zip(*logits.log_softmax(-1).topk(topk), strict=True):
+                    below.append(((*path, self.to_target(int(i))), score + float(p)))
+            level = sorted(below, key=lambda node: -node[1])[: size + topk]
             found += level
         return dict(sorted(found, key=lambda node: -node[1])[:size])

@@ -74,9 +74,9 @@ class Case:
             self.checkpoint = checks.describe_medusa(heads)
             self.checks += checks.check_medusa(self.source, heads, self.target)
             self.drafter = heads
-        elif kind == "dflash":
+        elif kind in ("dflash", "dspark"):
             self.config, weights = read_dflash(self.source)
-            dflash = fit_dflash(self.config, weights, self.target, LINEAR)
+            dflash = fit_dflash(self.config, weights, kind, self.target, LINEAR)
             self.checkpoint = checks.describe_dflash(dflash, self.config)
             self.checks += checks.check_dflash(self.config, weights, dflash, self.target)
             self.drafter = dflash

@@ -30,7 +30,9 @@ class Check(NamedTuple):
 
 
 def kind_of(source: str) -> str:
-    """The method that drafts with what lies there: medusa, eagle3, eagle, dflash or draft_model.
+    """The method that drafts with what lies there.
+
+    One of medusa, eagle3, eagle, dflash, dspark and draft_model.
 
     Raises ValueError where nothing lies, and for weights that cannot be read.
     """
@@ -67,7 +69,7 @@ def describe_eagle(config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> 
 def describe_dflash(dflash: DFlash, config: Mapping[str, Any]) -> dict[str, Any]:
     own = dflash.network.config
     return {
-        "layout": "speculators" if "speculators_model_type" in config else "z-lab",
+        "layout": "speculators" if "speculators_model_type" in config else "z-lab or DeepSpec",
         "num_layers": len(own.causal),
         "hidden_size": own.hidden_size,
         "vocab_size": own.vocab_size,

@@ -8,7 +8,12 @@ from typing import Any, NamedTuple
 from specdec_kernels.config import SpeculativeConfig
 from specdec_kernels.drafting import Drafter
 from specdec_kernels.drafting.combined import CombinedDrafter
-from specdec_kernels.drafting.dflash import BlockRun, DFlashDrafter
+from specdec_kernels.drafting.dflash import (
+    BlockRun,
+    DFlashDrafter,
+    DSparkDrafter,
+    DSparkNetwork,
+)
 from specdec_kernels.drafting.draft_model import DraftModel, DraftModelDrafter
 from specdec_kernels.drafting.eagle import EagleDrafter, HeadRun
 from specdec_kernels.drafting.medusa import Heads, MedusaDrafter
@@ -105,7 +110,8 @@ def _by_model(
         depth=config.draft_tree_depth,
     )
     if isinstance(sources.model, BlockRun):
-        return DFlashDrafter(sources.model, **options)
+        is_dspark = isinstance(sources.model.network, DSparkNetwork)
+        return (DSparkDrafter if is_dspark else DFlashDrafter)(sources.model, **options)
     if isinstance(sources.model, HeadRun):
         return EagleDrafter(sources.model, **options)
     return DraftModelDrafter(sources.model, **options)
@@ -120,4 +126,5 @@ MAKERS: dict[str, Callable[[SpeculativeConfig, frozenset[int], Sources], Drafter
     "eagle3": _by_model,
     "medusa": _by_model,
     "dflash": _by_model,
+    "dspark": _by_model,
 }

@@ -15,7 +15,7 @@ from specdec_kernels.drafting.cost import DraftCost
 from specdec_kernels.drafting.eagle import Head, HeadRun
 from specdec_kernels.hf.attention import UnsupportedModelError
 from specdec_kernels.hf.checkpoint import fill, read_checkpoint, weight_names
-from specdec_kernels.hf.dflash import is_dflash
+from specdec_kernels.hf.dflash_layouts import dflash_method
 from specdec_kernels.hf.draft import weight_of
 from specdec_kernels.hf.eagle_layouts import head_config, is_fused, renamed, target_ids
 from specdec_kernels.hf.features import FeatureTap
@@ -44,15 +44,19 @@ class EagleRun(HeadRun):
 
 
 def head_method(source: Any) -> str | None:
-    """ "eagle3", "eagle" or "dflash" when a folder or Hub id holds such a drafter, else None."""
+    """ "eagle3", "eagle", "dflash" or "dspark" when such a drafter lies in a folder or at a Hub id.
+
+    None for anything else.
+    """
     if not isinstance(source, (str, os.PathLike)):
         return None
     return _kind(renamed(dict.fromkeys(weight_names(source))))
 
 
 def _kind(names: Container[str]) -> str | None:
-    if is_dflash(names):
-        return "dflash"
+    block = dflash_method(names)
+    if block is not None:
+        return block
     if "fc.weight" not in names:
         return None
     return "eagle3" if is_fused(names) else "eagle"

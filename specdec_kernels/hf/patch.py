@@ -80,8 +80,8 @@ def _load(config: SpeculativeConfig, target: PreTrainedModel) -> Drafting:
     if method == "medusa":
         limits = config.draft_tree_depth, config.medusa_choices
         return load_heads(config.model, target, config.linear, *limits)
-    if method == "dflash":
-        return load_dflash(config.model, target, config.linear)
+    if method in ("dflash", "dspark"):
+        return load_dflash(config.model, method, target, config.linear)
     return load_eagle(config.model, method, target, config.linear)
 
 

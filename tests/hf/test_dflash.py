@@ -74,8 +74,8 @@ def rejected_kept(monkeypatch):
 
 def one_place_on(monkeypatch):
     """Slot i's token is taken for the one behind it."""
-    logits = BlockRun.logits
-    monkeypatch.setattr(BlockRun, "logits", lambda *args: logits(*args)[::-1])
+    states = BlockRun.states
+    monkeypatch.setattr(BlockRun, "states", lambda *args: states(*args).roll(1, 1))
 
 
 BROKEN = [shifted_features, block_kept, rejected_kept, one_place_on]

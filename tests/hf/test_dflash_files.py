@@ -49,11 +49,11 @@ def test_the_method_is_found_in_the_weights(target, weights, source, tmp_path_fa
 
 
 def test_c14_own_tables_stay_and_borrowed_ones_are_the_targets(target, source, tmp_path):
-    network = load_dflash(source, target, "auto").network
+    network = load_dflash(source, "dflash", target, "auto").network
     assert network.lm_head is target.lm_head
     assert network.embed_tokens is target.model.embed_tokens
     own = block_weights(target, ids=IDS, drafted=30, own_embedding=True, size=24)
-    network = load_dflash(speculators(tmp_path, target, own, IDS), target, "auto").network
+    network = load_dflash(speculators(tmp_path, target, own, IDS), "dflash", target, "auto").network
     assert torch.equal(network.lm_head.weight, own["lm_head.weight"])
     assert torch.equal(network.embed_tokens.weight, own["embed_tokens.weight"])
     assert network.target_ids.max() == 95 and len(network.target_ids) == 30
@@ -72,7 +72,7 @@ def test_c16_ids_by_producer(config, expected, target, weights, tmp_path):
     layer = layer_config(target, weights)
     whole = {**layer, **config, "transformer_layer_config": layer, "block_size": 6}
     whole["mask_token_id"] = 7
-    network = load_dflash(write(tmp_path, whole, weights), target, "off").network
+    network = load_dflash(write(tmp_path, whole, weights), "dflash", target, "off").network
     assert network.config.hidden_layers == expected
     assert network.config.mask_token_id == 7 and network.drafted == 5
 
@@ -103,10 +103,9 @@ WEIGHTS = {
         **w,
         "fc.weight": w["fc.weight"][:, :64],
     },
-    "no weights but those of a DFlash drafter, got layers.0.self_attn.attention_sink_bias": (
+    "those of a DFlash or DSpark drafter, got layers.0.self_attn.attention_sink_bias": (
         with_extra("layers.0.self_attn.attention_sink_bias")
     ),
-    "got one of DSpark, which": with_extra("markov_head.markov_w1.weight", "confidence_head.proj"),
     "got one of DFlash2, which": with_extra("candidate_selector.hidden_projection.weight"),
     "got one of XPress, which": with_extra("refiner_head.w.weight"),
     "got one of Domino, which": with_extra("prefix_gru.weight_ih_l0"),
@@ -138,7 +137,7 @@ CONFIGS = {
     "layer_types for 2 layers, got 1": dict(layer_types=["full_attention"]),
     "expected sliding_window in config.json": dict(layer_types=["sliding_attention"] * 2),
     "got one of domino, which": dict(projector_type="domino"),
-    "DFlash with sample_from_anchor": dict(sample_from_anchor=True),
+    "DFlash with shift_label": dict(shift_label=True),
     "expected target_layer_ids in config.json": dict(dflash_config={"mask_token_id": 3}),
     "hidden size of 32, as it comes without embed_tokens and lm_head, got one of 24": dict(
         hidden_size=24
@@ -176,7 +175,7 @@ def test_files_that_cannot_be_read(target, weights, source, tmp_path):
     (folder / "config.json").unlink()
     expect_error(target, "expected config.json in", source)
     expect_error(target, "expected config.json in", str(tmp_path / "nothing"))
-    with pytest.raises(TypeError, match="folder or Hub id of a DFlash drafter, got LlamaForCausal"):
+    with pytest.raises(TypeError, match="Hub id of a DFlash or DSpark drafter, got LlamaForCausal"):
         sdk.patch(target, method="dflash", model=fresh("llama"))
     with pytest.raises(ValueError, match=r"expected a draft model .*'dflash', got None"):
         sdk.patch(target, method="dflash")
@@ -184,7 +183,7 @@ def test_files_that_cannot_be_read(target, weights, source, tmp_path):
 
 def test_a_drafter_of_another_kind(target, source, tmp_path):
     head = safeailab(tmp_path / "e", target, head_weights(target, ids=IDS), IDS)
-    expect_error(target, "expected the weights of a DFlash drafter, got none called", head)
+    expect_error(target, "the weights of a DFlash or DSpark drafter, got none called", head)
     with pytest.raises(ValueError, match="expected 'dflash' for this drafter, got 'eagle3'"):
         sdk.patch(target, method="eagle3", model=source)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -13,6 +14,7 @@ from specdec_kernels.drafting.dflash.run import FEW, BlockRun
 from specdec_kernels.drafting.draw import is_sampled, next_tokens
 from specdec_kernels.drafting.marginals import MarginalDrafter
 from specdec_kernels.drafting.window import chains
+from specdec_kernels.ops.topk_logprobs import topk_logprobs
 from specdec_kernels.tree import Decision, DraftTree, SamplingParams
 
 
@@ -53,7 +55,8 @@ class DFlashDrafter(MarginalDrafter):
         self.run.read([depth > 0 for depth in depths], left=FEW)
 
     def _guess(self, roots: Tensor, depths: Sequence[int]) -> list[Tensor]:
-        return self.run.logits(roots, [depth > 0 for depth in depths], max(depths))
+        states = self.run.states(roots, [depth > 0 for depth in depths], max(depths))
+        return self.run.logits(states)
 
     def _draft(
         self,
@@ -63,27 +66,56 @@ class DFlashDrafter(MarginalDrafter):
         max_nodes: Sequence[int],
         depths: Sequence[int],
     ) -> DraftTree:
-        if sampling is None or not (self.probabilistic and is_sampled(sampling)):
-            return super()._draft(roots, logits, sampling, max_nodes, depths)
+        if self.probabilistic and is_sampled(sampling):
+            return self._chain(roots, logits, sampling, max_nodes, depths)
+        return super()._draft(roots, logits, sampling, max_nodes, depths)
+
+    def _chain(
+        self,
+        roots: Tensor,
+        logits: list[Tensor],
+        sampling: SamplingParams | None,
+        max_nodes: Sequence[int],
+        depths: Sequence[int],
+    ) -> DraftTree:
+        """Token by token, each with what those before it make of its distribution."""
+        drawn = self.probabilistic and is_sampled(sampling)
+        limits = torch.tensor(depths, device=roots.device)
+        going, drafted = limits > 0, torch.zeros_like(limits)
         ids, laws = [roots], []
         for depth, level in enumerate(logits):
-            token, law = self._next(level, sampling, depth)
+            level = self._behind(ids[-1], level)
+            token, law = self._next(level, sampling, depth, drawn)
+            going = going & (limits > depth) & self._likely(ids[-1], level, depth)
+            drafted += going
+            going = going if drawn else going & ~torch.isin(token, self.ends)
             ids.append(token)
             laws += [] if law is None else [law]
-        nodes = [depth + 1 if most else 0 for depth, most in zip(depths, max_nodes, strict=True)]
+        counts = [n if n >= self.min_tokens else 0 for n in drafted.tolist()]
+        nodes = [n + 1 if most else 0 for n, most in zip(counts, max_nodes, strict=True)]
+        width = 1 + max(counts)
+        tokens = torch.stack(ids[:width], 1)
         if not laws:
-            return chains(torch.stack(ids, 1), nodes)
+            return chains(tokens, nodes)
         # No slot hangs on the last one: any row of logits will do there.
-        tree = chains(torch.stack(ids, 1), nodes, torch.stack([*laws, laws[-1]], 1))
+        tree = chains(tokens, nodes, torch.stack([*laws, laws[-1]][:width], 1))
         return tree._replace(draft_vocab_map=self.target_ids)
 
+    def _behind(self, tokens: Tensor, logits: Tensor) -> Tensor:
+        """The logits [B, Vd] of a position as they are behind `tokens`, int64 [B]."""
+        return logits
+
+    def _likely(self, tokens: Tensor, logits: Tensor, depth: int) -> Tensor:
+        """Whether the best token behind `tokens` is likely enough to be drafted, bool [B]."""
+        if self.least == -math.inf:
+            return torch.ones_like(tokens, dtype=torch.bool)
+        return topk_logprobs(logits, 1)[0][:, 0] >= self.least
+
     def _next(
-        self, logits: Tensor, sampling: SamplingParams, depth: int
+        self, logits: Tensor, sampling: SamplingParams | None, depth: int, drawn: bool
     ) -> tuple[Tensor, Tensor | None]:
         """Tokens of the target; the logits of a draw are over the draft vocabulary."""
-        ids = self.target_ids
-        if ids is not None and self.rule == "coupled":
-            shape = (len(logits), self.run.network.config.vocab_size)
-            logits, ids = logits.new_full(shape, -torch.inf).index_copy(1, ids, logits), None
-        token, law = next_tokens(logits, sampling, depth, drawn=True, rule=self.rule)
-        return token if ids is None else ids[token], law
+        ids: dict[str, Any] = dict(
+            target_ids=self.target_ids, vocab_size=self.run.network.config.vocab_size
+        )
+        return next_tokens(logits, sampling, depth, drawn=drawn, rule=self.rule, **ids)

@@ -2,7 +2,8 @@
 
 A block is the last committed token and block_size - 1 mask tokens. Its slots see each other and,
 as further K and V of every layer, what the target's hidden states of all tokens before the block
-are to that layer. Slot i says which token stands at its own position, i behind the first.
+are to that layer. Slot i says which token stands at its own position, i behind the first. Blocks
+that are sampled from their anchor say it for the position behind, from the first slot on.
 Source: Chen et al., "DFlash: Block Diffusion for Flash Speculative Decoding", 2026.
 """
 
@@ -26,6 +27,7 @@ class BlockConfig(LayerConfig):
     target_hidden_size: of one of them.
     windows: per layer its sliding window in positions, None without one. causal: per layer whether
         a slot of the block sees only those before it.
+    from_anchor: whether slots say what stands behind them.
     vocab_size, draft_vocab_size: of the target, and how many of its tokens can be drafted.
     logit_scale, softcap: logits are multiplied by the one, then capped by the other, if given.
     max_positions: None without a limit.
@@ -39,6 +41,7 @@ class BlockConfig(LayerConfig):
     mask_token_id: int
     vocab_size: int
     draft_vocab_size: int
+    from_anchor: bool = False
     logit_scale: float = 1.0
     softcap: float | None = None
     max_positions: int | None = None
@@ -90,7 +93,7 @@ class BlockNetwork(nn.Module):
     @property
     def drafted(self) -> int:
         """Tokens that a block drafts."""
-        return self.config.block_size - 1
+        return self.config.block_size - (not self.config.from_anchor)
 
     def keys_values(self, features: Tensor, positions: Tensor) -> list[tuple[Tensor, Tensor]]:
         """K and V [B, T, Hkv, D] of every layer from the target's hidden states [B, T, L * d]."""

@@ -61,8 +61,8 @@ class BlockRun:
                 return
             self._read(counts)
 
-    def logits(self, roots: Tensor, drafting: Sequence[bool], levels: int) -> list[Tensor]:
-        """[B, Vd] for each of the `levels` tokens behind the roots, int64 [B]."""
+    def states(self, roots: Tensor, drafting: Sequence[bool], levels: int) -> Tensor:
+        """What says each of the `levels` tokens behind the roots, int64 [B]: [B, levels, d]."""
         self.read(drafting, left=0)
         ids = self.network.block_of(roots)
         self.kv.reserve(max(self.kv.lens) + ids.shape[1])
@@ -70,7 +70,10 @@ class BlockRun:
         with self.around(ids.numel()):
             states = self.network(ids, Slots(positions, self._attention(drafting)))
         first = states.shape[1] - self.number
-        states = states[:, first : first + levels]
+        return states[:, first : first + levels]
+
+    def logits(self, states: Tensor) -> list[Tensor]:
+        """[B, Vd] for each level."""
         with self.around(states.shape[0] * states.shape[1]):
             return list(self.network.logits(states).unbind(1))
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from specdec_kernels.drafting.draft_model import DraftModelDrafter
+from specdec_kernels.drafting.draw import next_tokens
 from specdec_kernels.drafting.eagle.run import HeadRun
 from specdec_kernels.drafting.eagle.tree import Expansion
 from specdec_kernels.tree import Decision, DraftTree, SamplingParams
@@ -70,16 +70,10 @@ class EagleDrafter(DraftModelDrafter):
     def _next(
         self, logits: Tensor, sampling: SamplingParams | None, depth: int, drawn: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Tokens are the target's; the logits of a draw are over the draft vocabulary."""
-        target_ids = self.run.head.target_ids
-        if target_ids is None:
-            return super()._next(logits, sampling, depth, drawn)
-        if sampling is None or (drawn and self.rule != "coupled"):
-            token, law = super()._next(logits, sampling, depth, drawn)
-            return target_ids[token], law
-        shape = (len(logits), self.run.head.config.vocab_size)
-        spread = logits.new_full(shape, -torch.inf).index_copy(1, target_ids, logits)
-        return super()._next(spread, sampling, depth, drawn)
+        ids: dict[str, Any] = dict(
+            target_ids=self.run.head.target_ids, vocab_size=self.run.head.config.vocab_size
+        )
+        return next_tokens(logits, sampling, depth, drawn=drawn, rule=self.rule, **ids)
 
     def _best_tree(
         self, roots: Tensor, logits: Tensor, max_nodes: Sequence[int], depths: list[int]
