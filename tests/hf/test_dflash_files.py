@@ -11,6 +11,7 @@ from eagle_heads import head_weights, safeailab
 from tiny import accelerated, batch, fresh, new_tokens, random_rows
 
 import specdec_kernels as sdk
+from specdec_kernels import SpeculativeConfig
 from specdec_kernels.hf.dflash import load_dflash
 from specdec_kernels.hf.eagle import head_method
 
@@ -46,6 +47,33 @@ def test_the_method_is_found_in_the_weights(target, weights, source, tmp_path_fa
             assert new_tokens(target, inputs) == expected
         assert metrics.num_draft_tokens > 0
         assert method is None or "dflash" in metrics.drafters
+
+
+@pytest.mark.parametrize(
+    "read, words",
+    [
+        (
+            SpeculativeConfig.from_vllm,
+            '{{"method": "dflash", "model": "{0}", "num_speculative_tokens": 3}}',
+        ),
+        (
+            SpeculativeConfig.from_sglang,
+            "--speculative-algorithm DFLASH --speculative-draft-model-path {0} "
+            "--speculative-num-draft-tokens 4",
+        ),
+        (SpeculativeConfig.from_llama_cpp, "--spec-type draft-dflash -md {0}"),
+    ],
+    ids=["vllm", "sglang", "llama.cpp"],
+)
+def test_options_of_other_engines(read, words, target, source):
+    """Chains of three tokens."""
+    config = read(words.format(source))
+    assert config.method == "dflash" and config.children_in_draft == 1
+    inputs = batch(random_rows((3, 9), seed=1))
+    expected = new_tokens(target, inputs)
+    with accelerated(target, config=config) as metrics:
+        assert new_tokens(target, inputs) == expected
+    assert metrics.num_draft_tokens > 2 * metrics.num_drafts
 
 
 def test_c14_own_tables_stay_and_borrowed_ones_are_the_targets(target, source, tmp_path):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from dflash_blocks import block_weights, speculators
+from dflash_blocks import block_weights, deepspec, speculators
 from test_dflash_text import copying, cyclic
 from test_doctor_draft import PROMPT, report_of, run, status
 from tiny import char_tokenizer, fresh
@@ -83,3 +83,13 @@ def test_speculators_and_what_cannot_be_loaded(capsys, target, folder, tmp_path)
     (tmp_path / "mask_embedding.pt").write_bytes(b"")
     code, out, _ = run(capsys, "--draft", source, "--target", folder, *PROMPT)
     assert code == 1 and "error    load: expected the mask among the target's tokens" in out
+
+
+def test_dspark(capsys, target, folder, tmp_path):
+    weights = block_weights(target, ids=(1, 2, 3), rank=4, confidence="both")
+    source = deepspec(tmp_path, target, weights, (1, 2, 3))
+    code, report = report_of(capsys, "--draft", source, "--target", folder)
+    assert code == 0 and report["kind"] == "dspark" and report["passed"]
+    assert [row["hidden_layers"] for row in report["conventions"]] == [
+        [1, 2, 3], [0, 1, 2], [2, 3, 4]
+    ]  # fmt: skip
