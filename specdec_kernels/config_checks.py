@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from specdec_kernels.config import SpeculativeConfig
 
-METHODS = ("ngram", "suffix", "draft_model", "eagle", "eagle3", "medusa", "none")
-BY_MODEL = ("draft_model", "eagle", "eagle3", "medusa")
+METHODS = ("ngram", "suffix", "draft_model", "eagle", "eagle3", "medusa", "mtp", "none")
+BY_MODEL = ("draft_model", "eagle", "eagle3", "medusa", "mtp")
 DRAFT_SAMPLE_METHODS = ("greedy", "probabilistic")
 LINEAR_MODES = ("auto", "invariant", "off")
 RNGS = ("philox", "torch")
@@ -141,7 +141,7 @@ def _check_draft_model(config: SpeculativeConfig) -> None:
     by_model = [method for method in config.methods if method in BY_MODEL]
     if len(by_model) > 1:
         raise ValueError(f"method: expected one of {', '.join(BY_MODEL)}, got {config.method!r}")
-    if by_model and config.model is None:
+    if by_model and config.model is None and by_model != ["mtp"]:
         raise ValueError(
             f"model: expected a draft model or heads for method {by_model[0]!r}, got None"
         )

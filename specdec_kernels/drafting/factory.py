@@ -9,10 +9,11 @@ from specdec_kernels.config import SpeculativeConfig
 from specdec_kernels.drafting import Drafter
 from specdec_kernels.drafting.combined import CombinedDrafter
 from specdec_kernels.drafting.draft_model import DraftModel, DraftModelDrafter
-from specdec_kernels.drafting.eagle import EagleDrafter, HeadRun
+from specdec_kernels.drafting.eagle import EagleDrafter
 from specdec_kernels.drafting.medusa import Heads, MedusaDrafter
 from specdec_kernels.drafting.ngram import NgramDrafter
 from specdec_kernels.drafting.none import NoDrafter
+from specdec_kernels.drafting.recurrent import RecurrentRun
 from specdec_kernels.drafting.suffix import SuffixDrafter
 from specdec_kernels.drafting.suffix_cache import SuffixCache, expect_kernels
 
@@ -24,7 +25,7 @@ class Sources(NamedTuple):
     """
 
     suffix_cache: SuffixCache | None = None
-    model: DraftModel | HeadRun | Heads | None = None
+    model: DraftModel | RecurrentRun | Heads | None = None
 
 
 NOTHING = Sources()
@@ -103,7 +104,7 @@ def _by_model(
         probabilistic=config.draft_sample_method == "probabilistic",
         depth=config.draft_tree_depth,
     )
-    if isinstance(sources.model, HeadRun):
+    if isinstance(sources.model, RecurrentRun):
         return EagleDrafter(sources.model, **options)
     return DraftModelDrafter(sources.model, **options)
 
@@ -116,4 +117,5 @@ MAKERS: dict[str, Callable[[SpeculativeConfig, frozenset[int], Sources], Drafter
     "eagle": _by_model,
     "eagle3": _by_model,
     "medusa": _by_model,
+    "mtp": _by_model,
 }

@@ -2,48 +2,34 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
-from specdec_kernels.drafting.cost import DraftCost
 from specdec_kernels.drafting.eagle import Head, HeadRun
 from specdec_kernels.hf.attention import UnsupportedModelError
 from specdec_kernels.hf.checkpoint import read_config, read_weights, weight_names
-from specdec_kernels.hf.draft import weight_of
 from specdec_kernels.hf.eagle_layouts import head_config, is_fused, renamed, target_ids
 from specdec_kernels.hf.features import FeatureTap
-from specdec_kernels.hf.forwards import MAX_ROWS
-from specdec_kernels.hf.layers import LayerFlip
+from specdec_kernels.hf.filling import fill, tables
+from specdec_kernels.hf.loaded import LoadedHead
+from specdec_kernels.hf.mtp_layouts import holds_nothing_else
 
 
-class Eagle:
-    """What outlives the runs: the head, the switches of its layers and its measured cost."""
-
+class Eagle(LoadedHead):
     def __init__(self, head: Head, target: PreTrainedModel, linear: str):
+        super().__init__(head, target, linear)
         self.head = head
-        self.layers = None if linear == "off" else LayerFlip(head)
-        size = sum(p.numel() for p in head.parameters()) - head.embed_tokens.weight.numel()
-        self.cost = DraftCost(size / max(weight_of(target), 1))
 
     def run(
         self, batch: int, max_slots: int, device: torch.device, warn: Callable[[str], None]
     ) -> EagleRun:
         return EagleRun(self, batch, max_slots, device)
-
-    def around(self, rows: int) -> contextlib.AbstractContextManager[None]:
-        if self.layers is None:
-            return contextlib.nullcontext()
-        return self.layers.verify(rows) if rows <= MAX_ROWS else self.layers.prefill()
-
-    def hold(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext() if self.layers is None else self.layers.hold()
 
 
 class EagleRun(HeadRun):
@@ -53,10 +39,13 @@ class EagleRun(HeadRun):
 
 
 def head_method(source: Any) -> str | None:
-    """ "eagle3" or "eagle" when a folder or Hub id holds a head, else None."""
+    """ "eagle3", "eagle" or "mtp" when a folder or Hub id holds such a head, else None."""
     if not isinstance(source, (str, os.PathLike)):
         return None
-    names = renamed(dict.fromkeys(weight_names(source)))
+    found = weight_names(source)
+    if holds_nothing_else(found):
+        return "mtp"
+    names = renamed(dict.fromkeys(found))
     if "fc.weight" not in names:
         return None
     return "eagle3" if is_fused(names) else "eagle"
@@ -107,10 +96,10 @@ def fit_eagle(
         )
     ids = target_ids(weights, settings)
     weights.pop("d2t", None)
-    borrowed = _borrowed(weights, settings.hidden_size, settings.draft_vocab_size, target)
+    borrowed = tables(weights, settings.hidden_size, settings.draft_vocab_size, target)
     names = weights.keys() | borrowed.keys()
     head = Head(settings, names, None if ids is None else ids.to(target.device))
-    _fill(head, weights, borrowed, target)
+    fill(head, weights, borrowed, target, "an EAGLE head")
     try:
         FeatureTap(target, settings.hidden_layers)
     except UnsupportedModelError as error:
@@ -126,58 +115,5 @@ def reread(eagle: Eagle, target: PreTrainedModel, linear: str, **changes: Any) -
     old, weights = eagle.head, dict(eagle.head.named_parameters())
     head = Head(dataclasses.replace(old.config, **changes), weights, old.target_ids)
     FeatureTap(target, head.config.hidden_layers)
-    _fill(head, {}, weights, target)
+    fill(head, {}, weights, target, "an EAGLE head")
     return Eagle(head.eval(), target, linear)
-
-
-def _borrowed(
-    weights: dict[str, Tensor], size: int, drafted: int, target: PreTrainedModel
-) -> dict[str, nn.Parameter]:
-    """The target's own tables for those that the head comes without, where their shapes agree."""
-    found: dict[str, nn.Parameter] = {}
-    vocab = target.config.get_text_config().vocab_size
-    for name, module, rows in (
-        ("embed_tokens", target.get_input_embeddings(), vocab),
-        ("lm_head", target.get_output_embeddings(), drafted),
-    ):
-        weight: Any = getattr(module, "weight", None)
-        fits = isinstance(weight, nn.Parameter) and weight.shape == (rows, size)
-        if fits and weight.is_floating_point() and f"{name}.weight" not in weights:
-            found[f"{name}.weight"] = weight
-            if getattr(module, "bias", None) is not None:
-                found[f"{name}.bias"] = module.bias
-    return found
-
-
-def _fill(
-    head: Head,
-    weights: dict[str, Tensor],
-    borrowed: dict[str, nn.Parameter],
-    target: PreTrainedModel,
-) -> None:
-    expected = dict(head.named_parameters())
-    missing = sorted(expected.keys() - weights.keys() - borrowed.keys())
-    if missing:
-        raise ValueError(
-            f"model: expected {', '.join(missing)} in the weights, got none; of the target's only "
-            "tables of the same shape can stand in"
-        )
-    unknown = sorted(weights.keys() - expected.keys())
-    if unknown:
-        raise ValueError(
-            f"model: expected no weights but those of an EAGLE head, got {', '.join(unknown)}"
-        )
-    for name, parameter in expected.items():
-        owner = head.get_submodule(name.rpartition(".")[0])
-        value = borrowed.get(name)
-        if value is None:
-            tensor = weights[name]
-            if tensor.shape != parameter.shape:
-                raise ValueError(
-                    f"model: expected {name} of shape {list(parameter.shape)} for this target and "
-                    f"config.json, got {list(tensor.shape)}"
-                )
-            if bool(tensor.isnan().any()):
-                raise ValueError(f"model: expected weights without NaN, got some in {name}")
-            value = nn.Parameter(tensor.to(target.device, target.dtype), requires_grad=False)
-        setattr(owner, name.rpartition(".")[2], value)

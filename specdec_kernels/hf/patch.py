@@ -28,10 +28,12 @@ from specdec_kernels.hf.draft import Draft, load_draft
 from specdec_kernels.hf.eagle import Eagle, head_method, load_eagle
 from specdec_kernels.hf.medusa import MedusaHeads, load_heads
 from specdec_kernels.hf.model import Runner
+from specdec_kernels.hf.mtp import Mtp, load_mtp
 from specdec_kernels.hf.penalties import with_penalties
 from specdec_kernels.hf.support import support, unwrap
 from specdec_kernels.metrics import Metrics
 
+Loaded = Draft | Eagle | Mtp | MedusaHeads
 METHODS = ("_sample", "_beam_search", "_assisted_decoding")
 
 
@@ -52,8 +54,8 @@ class Engine:
         self.proven = False
         self.warned: set[str] = set()
         self.runner = None if self.unsupported else Runner(model, config.linear)
-        self.draft: Draft | Eagle | MedusaHeads | None = None
-        if config.model is not None and not self.unsupported:
+        self.draft: Loaded | None = None
+        if not self.unsupported and any(method in BY_MODEL for method in config.methods):
             self.draft = _load(config, model)
 
     def warn_plain(self, reason: str) -> None:
@@ -67,8 +69,8 @@ class Engine:
             notices.warn(text)
 
 
-def _load(config: SpeculativeConfig, target: PreTrainedModel) -> Draft | Eagle | MedusaHeads:
-    if isinstance(config.model, (Eagle, MedusaHeads)):
+def _load(config: SpeculativeConfig, target: PreTrainedModel) -> Loaded:
+    if isinstance(config.model, (Eagle, Mtp, MedusaHeads)):
         return config.model
     method = next(method for method in config.methods if method in BY_MODEL)
     if method == "draft_model":
@@ -76,6 +78,8 @@ def _load(config: SpeculativeConfig, target: PreTrainedModel) -> Draft | Eagle |
     if method == "medusa":
         limits = config.draft_tree_depth, config.medusa_choices
         return load_heads(config.model, target, config.linear, *limits)
+    if method == "mtp":
+        return load_mtp(config.model, target, config.linear)
     return load_eagle(config.model, method, target, config.linear)
 
 
