@@ -5,8 +5,13 @@
 
 from __future__ import annotations
 
+import copy
+import json
+
 import torch
 from eagle_heads import DIM, HEADS, INTER, KV_HEADS, Dense, layer_config, write
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 
 def layer_weights(target, layers=1, seed=0, scale=0.35):
@@ -87,3 +92,70 @@ class DenseMtp(Dense):
             hidden = torch.cat([hidden, out[-1:]])
         out = self.layer(last, tokens[last + 1 :], hidden)
         return self.target.get_output_embeddings()(out[-1]), None
+
+
+# What families call the parts around a layer: token norm, hidden norm, projection, final norm.
+DEEPSEEK = ("enorm", "hnorm", "eh_proj", "shared_head.norm")
+QWEN = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm")
+MIMO = ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm")
+MIMO_V2 = ("enorm", "hnorm", "eh_proj", "final_layernorm")
+
+
+class FamilyMtp(DenseMtp):
+    """MTP layers of any family: the last layers of a model of transformers, run without a cache.
+
+    parts: for each layer the norms and the projection around it, as modules.
+    """
+
+    def __init__(self, whole, layers, hidden_first=False, seed=0):
+        self.whole, self.layers, self.hidden_first = whole, layers, hidden_first
+        self.first = whole.config.num_hidden_layers - layers
+        torch.manual_seed(seed)
+        self.parts = [self.around() for _ in range(layers)]
+        self.fused, self.map = False, None
+
+    def around(self):
+        d = self.whole.config.hidden_size
+        norms = [copy.deepcopy(self.whole.model.norm) for _ in range(3)]
+        for norm in norms:
+            norm.weight.data.add_(0.3 * torch.randn(d))
+        return [norms[0], norms[1], torch.nn.Linear(2 * d, d, bias=False), norms[2]]
+
+    def layer(self, i, tokens, hidden):
+        token_norm, hidden_norm, proj, norm = self.parts[i]
+        token = token_norm(self.target.get_input_embeddings()(torch.tensor([tokens])))
+        state = hidden_norm(hidden[None])
+        model = copy.copy(self.whole.model)
+        model._modules = {**model._modules, "norm": norm}
+        model.layers = torch.nn.ModuleList([self.whole.model.layers[self.first + i]])
+        model.config = copy.deepcopy(self.whole.config)
+        model.config.num_hidden_layers = 1
+        if getattr(model.config, "layer_types", None):
+            model.config.layer_types = model.config.layer_types[self.first + i :][:1]
+        x = proj(torch.cat([state, token] if self.hidden_first else [token, state], -1))
+        return model(inputs_embeds=x, use_cache=False).last_hidden_state[0]
+
+    def write(self, folder, names, place):
+        """The whole model's checkpoint, its last layers moved to `place`(i), and their parts.
+
+        Returns the target: what transformers makes of the layers before.
+        """
+        self.whole.save_pretrained(folder)
+        weights = load_file(folder / "model.safetensors")
+        for i, modules in enumerate(self.parts):
+            old = f"model.layers.{self.first + i}."
+            for name in [n for n in weights if n.startswith(old)]:
+                weights[place(i) + name[len(old) :]] = weights.pop(name)
+            for part, module in zip(names, modules, strict=True):
+                at = place(i).replace("layers.0.", "") if names is QWEN else place(i)
+                weights[f"{at}{part}.weight"] = module.weight.detach()
+        save_file(weights, folder / "model.safetensors", {"format": "pt"})
+        config = json.loads((folder / "config.json").read_text())
+        whole = config["num_hidden_layers"]
+        for key, value in config.items():
+            if isinstance(value, list) and len(value) == whole:
+                config[key] = value[: self.first]
+        (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": self.first}))
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        self.target = model.eval()
+        return model

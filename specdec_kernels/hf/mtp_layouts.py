@@ -1,8 +1,9 @@
 """MTP layers on disk: what families call their parts, made one.
 
 DeepSeek, GLM: `model.layers.{N + i}.*` behind the N layers of the target. Qwen: `mtp.*`, with the
-layers in `mtp.layers.{i}.*`. MiMo: `model.mtp_layers.{i}.*`, the hidden state first. speculators:
-`mtp_layers.{i}.*` in a checkpoint of its own, the layer's config in transformer_layer_config.
+layers in `mtp.layers.{i}.*`. MiMo: `model.mtp_layers.{i}.*`, the hidden state first; MiMo-V2:
+`model.mtp.layers.{i}.*`. speculators: `mtp_layers.{i}.*` in a checkpoint of its own, the layer's
+config in transformer_layer_config.
 All of them read the target's last hidden state after its final norm, and pass on their own output
 after the norm behind the layer, as transformers, SGLang and vLLM do.
 """
@@ -29,6 +30,9 @@ PARTS = {
     "final_layernorm.": "model.norm.",
     "shared_head.norm.": "model.norm.",
     "norm.": "model.norm.",
+    # MiMo-V2's own names within the layer
+    "pre_mlp_layernorm.": "model.layers.0.post_attention_layernorm.",
+    "self_attn.attention_sink_bias": "model.layers.0.self_attn.sinks",
 }
 # The target's own tables again, and buffers.
 UNUSED = ("embed_tokens.weight", "shared_head.head.weight", "rotary_emb.inv_freq")

@@ -115,10 +115,10 @@ class MtpHead(nn.Module):
 def single_layer(kind: Model, config: PretrainedConfig, names: Iterable[str]) -> PreTrainedModel:
     """A model of one layer, whose parameters are still on the meta device.
 
-    names: of the layer's weights: they tell experts from a dense MLP.
+    names: of the layer's weights: they tell experts from a dense MLP, and MiMo-V2's sliding layers.
     """
     with torch.device("meta"):
-        model = kind._from_config(_of_one_layer(config, any("mlp.experts" in n for n in names)))
+        model = kind._from_config(_of_one_layer(config, names))
     if not isinstance(getattr(model, "norm", None), nn.Module) or not hasattr(model, "layers"):
         raise ValueError(f"model: {kind.__name__} has no layers and norm to make an MTP layer of")
     model.embed_tokens = nn.Identity()
@@ -134,11 +134,12 @@ def finish(model: PreTrainedModel, device: torch.device) -> None:
             setattr(owner, name.rpartition(".")[2], made(config=model.config).to(device))
 
 
-def _of_one_layer(config: PretrainedConfig, sparse: bool) -> PretrainedConfig:
+def _of_one_layer(config: PretrainedConfig, names: Iterable[str]) -> PretrainedConfig:
     values, layers = config.to_dict(), config.num_hidden_layers
-    kinds = values.get("layer_types") or []
-    full = [i for i, kind in enumerate(kinds) if kind == "full_attention"]
-    chosen = full[-1] if full else 0
+    sparse, sinks = (any(part in n for n in names) for part in ("mlp.experts.", "self_attn.sinks"))
+    kind = "sliding_attention" if sinks else "full_attention"
+    fitting = [i for i, found in enumerate(values.get("layer_types") or []) if found == kind]
+    chosen = fitting[-1] if fitting else 0
     for key, value in values.items():
         if isinstance(value, list) and len(value) == layers:
             values[key] = value[chosen : chosen + 1]
