@@ -16,6 +16,7 @@ from specdec_kernels.hf.eagle import Eagle, head_method
 from specdec_kernels.hf.eagle_layouts import layer_ids, renamed
 from specdec_kernels.hf.medusa import MedusaHeads, find_heads
 from specdec_kernels.hf.model import max_positions
+from specdec_kernels.hf.mtp import Mtp
 
 
 class Check(NamedTuple):
@@ -26,8 +27,8 @@ class Check(NamedTuple):
     detail: str
 
 
-def kind_of(source: str) -> str:
-    """The method that drafts with what lies there: medusa, eagle3, eagle or draft_model.
+def kind_of(source: str, target: Any) -> str:
+    """The method that drafts with what lies there: medusa, eagle3, eagle, mtp or draft_model.
 
     Raises ValueError where nothing lies, and for weights that cannot be read.
     """
@@ -35,7 +36,7 @@ def kind_of(source: str) -> str:
         raise ValueError(f"expected a checkpoint, got no file or folder {source!r}")
     if os.path.isfile(source):
         return "medusa"
-    method = head_method(source)
+    method = head_method(source, target)
     if method is not None:
         return method
     return "medusa" if find_heads(source) is not None else "draft_model"
@@ -58,6 +59,16 @@ def describe_eagle(config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> 
         "draft_vocab_size": None if drafted is None else len(drafted),
         "dtype": _dtype(names["fc.weight"]),
         "parameters": sum(w.numel() for w in names.values() if w.is_floating_point()),
+    }
+
+
+def describe_mtp(mtp: Mtp) -> dict[str, Any]:
+    head: Any = mtp.head
+    return {
+        "architecture": type(head.layers[0].model).__name__,
+        "num_layers": head.num_layers,
+        "hidden_size": head.layers[0].model.config.hidden_size,
+        "parameters": sum(p.numel() for p in head.layers.parameters()),
     }
 
 
@@ -102,6 +113,19 @@ def check_eagle(
     ]
 
 
+def check_mtp(mtp: Mtp, target: Any) -> list[Check]:
+    head = mtp.head
+    joined = "hidden state, token" if head.hidden_first else "token, hidden state"
+    return [
+        _shapes(mtp, target),
+        Check("hidden states", "ok", f"{head.hidden_layers[0]}: the last, behind the final norm"),
+        Check("inputs", "ok", f"joined as {joined}"),
+        _positions(head.max_positions, target),
+        _borrowed(mtp, target),
+        _finite(head),
+    ]
+
+
 def check_medusa(source: str, heads: MedusaHeads, target: Any) -> list[Check]:
     config = read_config(source) or {}
     said = config.get("medusa_num_heads")
@@ -124,7 +148,7 @@ def check_model(draft: Draft, target: Any) -> list[Check]:
     return [names, _vocabulary(size, target), _positions(max_positions(draft.model), target)]
 
 
-def _shapes(eagle: Eagle, target: Any) -> Check:
+def _shapes(eagle: Eagle | Mtp, target: Any) -> Check:
     size = target.config.get_text_config().hidden_size
     number = len(list(eagle.head.parameters()))
     return Check("shapes", "ok", f"{number} tensors fit config.json and hidden states of {size}")
@@ -202,7 +226,7 @@ def _positions(most: int | None, target: Any) -> Check:
     return Check("positions", "warning", detail)
 
 
-def _borrowed(eagle: Eagle, target: Any) -> Check:
+def _borrowed(eagle: Eagle | Mtp, target: Any) -> Check:
     head, output = eagle.head, target.get_output_embeddings()
     tables = {
         "embed_tokens": head.embed_tokens.weight is target.get_input_embeddings().weight,

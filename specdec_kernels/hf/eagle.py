@@ -18,7 +18,7 @@ from specdec_kernels.hf.eagle_layouts import head_config, is_fused, renamed, tar
 from specdec_kernels.hf.features import FeatureTap
 from specdec_kernels.hf.filling import fill, tables
 from specdec_kernels.hf.loaded import LoadedHead
-from specdec_kernels.hf.mtp_layouts import holds_nothing_else
+from specdec_kernels.hf.mtp_layouts import find, holds_nothing_else
 
 
 class Eagle(LoadedHead):
@@ -38,12 +38,18 @@ class EagleRun(HeadRun):
         self.runner = eagle
 
 
-def head_method(source: Any) -> str | None:
-    """ "eagle3", "eagle" or "mtp" when a folder or Hub id holds such a head, else None."""
+def head_method(source: Any, target: PreTrainedModel) -> str | None:
+    """ "eagle3", "eagle" or "mtp" when a folder or Hub id holds such a head, else None.
+
+    A whole model with MTP layers drafts by itself, unless it is the target.
+    """
     if not isinstance(source, (str, os.PathLike)):
         return None
     found = weight_names(source)
-    if holds_nothing_else(found):
+    if holds_nothing_else(found) or (
+        os.fspath(source) == target.name_or_path
+        and find(found, target.config.get_text_config().num_hidden_layers).names
+    ):
         return "mtp"
     names = renamed(dict.fromkeys(found))
     if "fc.weight" not in names:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 from transformers import MODEL_MAPPING, AutoConfig, PreTrainedModel
 from transformers.configuration_utils import PretrainedConfig
 
@@ -76,6 +77,26 @@ def load_mtp(source: Any, target: PreTrainedModel, linear: str) -> Mtp:
     return mtp
 
 
+def reread(mtp: Mtp, target: PreTrainedModel, linear: str, states: int, hidden_first: bool) -> Mtp:
+    """The same weights, not copied, with another hidden state or another order of the two inputs.
+
+    Raises ValueError for hidden states that `target` does not have.
+    """
+    old = mtp.head
+    weights: Any = old.state_dict(keep_vars=True)
+    FeatureTap(target, (states,))
+    head = MtpHead(
+        [layer.model for layer in old.layers],
+        weights,
+        states=states,
+        hidden_first=hidden_first,
+        vocab_size=old.vocab_size,
+        max_positions=old.max_positions,
+    )
+    fill(head, {}, weights, target, "MTP layers")
+    return Mtp(head.eval(), target, linear)
+
+
 def _find(source: str | os.PathLike, layers: int) -> Found:
     names = weight_names(source)
     found = find(names, layers)
@@ -137,14 +158,28 @@ def _head(
 
 @torch.no_grad()
 def _try(mtp: Mtp, target: PreTrainedModel) -> None:
-    """Two small forwards: what a layer cannot do shows here rather than in `generate`."""
+    """A small forward: what a layer cannot do shows here rather than in `generate`."""
     head, run = mtp.head, mtp.run(1, 8, target.device, lambda text: None)
-    size = target.config.get_text_config().hidden_size
-    text = chains(torch.ones(1, 4, dtype=torch.int64, device=target.device), [4])
+    size, layer = target.config.get_text_config().hidden_size, head.layers[0]
+    given: list[Tensor] = []
+
+    def keep(module: nn.Module, args: tuple, options: dict[str, Any]) -> None:
+        given.append(args[0] if args else options["hidden_states"])
+
+    handles = [
+        layer.proj.register_forward_hook(lambda module, args, output: given.append(output)),
+        layer.model.layers[0].register_forward_pre_hook(keep, with_kwargs=True),
+    ]
     try:
         FeatureTap(target, head.hidden_layers)
         run.begin(torch.zeros(1, 4, size, dtype=head.dtype, device=target.device), [4])
         run.kv.reserve(8)
-        run.forward(text)
+        run.forward(chains(torch.ones(1, 4, dtype=torch.int64, device=target.device), [4]))
     except UnsupportedModelError as error:
         raise ValueError(f"model: {error}") from error
+    finally:
+        for handle in handles:
+            handle.remove()
+    if not torch.equal(*given):
+        kind = type(layer.model).__name__
+        raise ValueError(f"model: expected a layer alone, but {kind} scales what the first reads")

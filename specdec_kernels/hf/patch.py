@@ -41,7 +41,8 @@ class Engine:
     """What we keep about a patched model, outside of it."""
 
     def __init__(self, model: PreTrainedModel, config: SpeculativeConfig):
-        if "draft_model" in config.methods and (method := head_method(config.model)) is not None:
+        method = head_method(config.model, model) if "draft_model" in config.methods else None
+        if method is not None:
             combined = config.method.replace("draft_model", method)
             config = dataclasses.replace(config, method=combined)
         self.config = config

@@ -47,7 +47,7 @@ def head(r, folder, target, positions):
 @pytest.mark.usefixtures("short_memory")
 @pytest.mark.parametrize("seed", range(20))
 def test_fuzz(seed, tmp_path, monkeypatch, nan_memory):  # noqa: F811
-    monkeypatch.setattr("specdec_kernels.drafting.eagle.run.CHUNK", 5)
+    monkeypatch.setattr("specdec_kernels.drafting.recurrent.CHUNK", 5)
     r = random.Random(seed)
     target = fresh(r.choice(("llama", "qwen3", "mistral", "phi3")))
     positions = r.choice((512, 512, 30))
