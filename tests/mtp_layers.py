@@ -60,7 +60,7 @@ class DenseMtp(Dense):
     def __init__(self, target, weights, hidden_first=False):
         super().__init__(target, weights, (), fused=False)
         self.hidden_first = hidden_first
-        self.layers = 1 + max(int(name.split(".")[0]) for name in weights)
+        self.layers = self.least_text = 1 + max(int(name.split(".")[0]) for name in weights)
 
     @torch.no_grad()
     def layer(self, i, tokens, hidden):

@@ -50,15 +50,18 @@ class MtpLayerRun:
         self.layer, self.kv = layer, kv
         self.cache = RaggedCache(layer.model, kv, [0] * kv.batch)
         self.cache.end_prefill()
+        self.options = {
+            cache_argument(layer.model): self.cache,
+            "use_cache": True,
+            "return_dict": True,
+        }
 
     def read(self, embedded: Tensor, hidden: Tensor, slots: Slots) -> Tensor:
         model, window = self.layer.model, Window(slots.tree, slots.prefix_len, self.cache.sliding)
         inputs: dict[str, Any] = {
             "inputs_embeds": self.layer.joined(embedded, hidden),
             "position_ids": slots.positions.long(),
-            cache_argument(model): self.cache,
-            "use_cache": True,
-            "return_dict": True,
+            **self.options,
         }
         if not hasattr(GenerationMixin, "_prefill"):
             width = embedded.shape[1]
