@@ -18,7 +18,7 @@ from specdec_kernels.hf.checkpoint import read_config, read_weights, weight_name
 from specdec_kernels.hf.features import FeatureTap, decoder_of
 from specdec_kernels.hf.filling import fill, tables
 from specdec_kernels.hf.loaded import LoadedHead
-from specdec_kernels.hf.mtp_layouts import QUANTISED, Found, find, layer_type, stacked
+from specdec_kernels.hf.mtp_layouts import QUANTISED, Found, find, stacked
 from specdec_kernels.hf.mtp_network import Model, MtpHead, finish, single_layer
 from specdec_kernels.hf.support import rope_reason
 
@@ -115,8 +115,8 @@ def _find(source: str | os.PathLike, layers: int) -> Found:
 
 
 def _layer_of(config: dict[str, Any], target: PreTrainedModel) -> tuple[Model, PretrainedConfig]:
-    """The class of model whose layer it is, and its config."""
-    layer = layer_type(config)
+    """The class of model whose layer it is, and its config: the target's, but for speculators."""
+    layer = config.get("transformer_layer_config")
     if layer is None:
         decoder: Any = decoder_of(target)
         return type(decoder), decoder.config

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -84,11 +84,6 @@ def holds_nothing_else(names: Iterable[str]) -> bool:
     """Whether a checkpoint is of MTP layers only, and tables."""
     others = [n for n in names if not n.endswith(("embed_tokens.weight", "lm_head.weight"))]
     return bool(others) and all(any(p.fullmatch(n) for p in OWN) for n in others)
-
-
-def layer_type(config: dict[str, Any]) -> dict[str, Any] | None:
-    """The layer's own config of a speculators checkpoint; None means the target's."""
-    return config.get("transformer_layer_config")
 
 
 def stacked(weights: dict[str, Tensor], expected: Container[str]) -> dict[str, Tensor]:

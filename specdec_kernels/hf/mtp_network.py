@@ -7,7 +7,7 @@ rotary embeddings) is so its own code; what lies before the layer is the same in
 from __future__ import annotations
 
 import copy
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Collection, Container, Sequence
 from typing import Any
 
 import torch
@@ -34,7 +34,7 @@ class MtpLayer(nn.Module):
         super().__init__()
         size = model.config.hidden_size
         self.model, self.hidden_first = model, hidden_first
-        self.token_norm, self.hidden_norm = _another(model.norm), _another(model.norm)
+        self.token_norm, self.hidden_norm = copy.deepcopy(model.norm), copy.deepcopy(model.norm)
         self.proj = nn.Linear(2 * size, size, bias=bias, device="meta")
         self.flip = Flip(model)
 
@@ -115,7 +115,7 @@ class MtpHead(nn.Module):
         return [MtpLayerRun(layer, kv) for layer, kv in zip(self.layers, kvs, strict=True)]
 
 
-def single_layer(kind: Model, config: PretrainedConfig, names: Iterable[str]) -> PreTrainedModel:
+def single_layer(kind: Model, config: PretrainedConfig, names: Collection[str]) -> PreTrainedModel:
     """A model of one layer, whose parameters are still on the meta device.
 
     names: of the layer's weights: they tell experts from a dense MLP, and MiMo-V2's sliding layers.
@@ -137,7 +137,7 @@ def finish(model: PreTrainedModel, device: torch.device) -> None:
             setattr(owner, name.rpartition(".")[2], made(config=model.config).to(device))
 
 
-def _of_one_layer(config: PretrainedConfig, names: Iterable[str]) -> PretrainedConfig:
+def _of_one_layer(config: PretrainedConfig, names: Collection[str]) -> PretrainedConfig:
     values, layers = config.to_dict(), config.num_hidden_layers
     sparse, sinks = (any(part in n for n in names) for part in ("mlp.experts.", "self_attn.sinks"))
     kind = "sliding_attention" if sinks else "full_attention"
@@ -154,7 +154,3 @@ def _of_one_layer(config: PretrainedConfig, names: Iterable[str]) -> PretrainedC
     if "mlp_only_layers" in values:
         values["mlp_only_layers"] = [] if sparse else [0]
     return type(config).from_dict(values)
-
-
-def _another(norm: nn.Module) -> nn.Module:
-    return copy.deepcopy(norm)
