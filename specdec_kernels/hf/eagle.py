@@ -38,7 +38,7 @@ class EagleRun(HeadRun):
         self.runner = eagle
 
 
-def head_method(source: Any, target: PreTrainedModel) -> str | None:
+def head_method(source: Any, target: PreTrainedModel | None = None) -> str | None:
     """ "eagle3", "eagle" or "mtp" when a folder or Hub id holds such a head, else None.
 
     A whole model with MTP layers drafts by itself, unless it is the target.
@@ -46,11 +46,12 @@ def head_method(source: Any, target: PreTrainedModel) -> str | None:
     if not isinstance(source, (str, os.PathLike)):
         return None
     found = weight_names(source)
-    if holds_nothing_else(found) or (
-        os.fspath(source) == target.name_or_path
-        and find(found, target.config.get_text_config().num_hidden_layers).names
-    ):
+    if holds_nothing_else(found):
         return "mtp"
+    if target is not None and os.fspath(source) == target.name_or_path:
+        layers = target.config.get_text_config().num_hidden_layers
+        if find(found, layers).names:
+            return "mtp"
     names = renamed(dict.fromkeys(found))
     if "fc.weight" not in names:
         return None
