@@ -42,9 +42,7 @@ class RaggedKV:
 
     def write_prefill(self, layer: int, k: Tensor, v: Tensor, lens: list[int]) -> None:
         """Takes the K and V of a left-padded prompt, [B, Hkv, L, D], dropping the padding."""
-        if layer not in self.keys:
-            self.keys[layer] = k.new_empty(*k.shape[:2], self.capacity, k.shape[3])
-            self.values[layer] = v.new_empty(*v.shape[:2], self.capacity, v.shape[3])
+        self._allocate(layer, k, v)
         width = k.shape[2]
         for b, length in enumerate(lens):
             self.keys[layer][b, :, :length] = k[b, :, width - length :]
@@ -55,6 +53,7 @@ class RaggedKV:
 
         Returns views [B, Hkv, S, D] that cover every row's prefix and window.
         """
+        self._allocate(layer, k, v)
         keys, values, width = self.keys[layer], self.values[layer], k.shape[2]
         if min(self.lens) == max(self.lens):
             start = self.lens[0]
@@ -66,6 +65,11 @@ class RaggedKV:
                 values[b, :, start : start + width] = v[b]
         end = max(self.lens) + width
         return keys[:, :, :end], values[:, :, :end]
+
+    def _allocate(self, layer: int, k: Tensor, v: Tensor) -> None:
+        if layer not in self.keys:
+            self.keys[layer] = k.new_empty(*k.shape[:2], self.capacity, k.shape[3])
+            self.values[layer] = v.new_empty(*v.shape[:2], self.capacity, v.shape[3])
 
     def set_lens(self, lens: list[int]) -> None:
         self.lens = list(lens)

@@ -28,7 +28,8 @@ class SpeculativeConfig:
 
     method: "ngram" (prompt lookup), "suffix" (by counts of what followed before, in the text and in
         what earlier calls generated), "draft_model" (a smaller model with the same tokenizer),
-        "eagle3" or "eagle" (an EAGLE head; "eagle" is EAGLE-1 and 2), "medusa" (Medusa heads),
+        "eagle3" or "eagle" (an EAGLE head; "eagle" is EAGLE-1 and 2), "mtp" (layers for multi-token
+        prediction, from the target's checkpoint or from `model`), "medusa" (Medusa heads),
         "dflash" or "dspark" (a block drafter of that kind), or "none" (the same loop without
         drafts). Without one, `model` decides by what lies there, but for "medusa". Several are
         combined: "suffix+eagle3" merges all drafts for a row into one tree, "ngram,draft_model"
@@ -65,9 +66,10 @@ class SpeculativeConfig:
         mixtures of experts most of the gain, as experts and routers compute row by row where their
         weights are not [out, in]. Layers that cannot be helped (quantised, hooked) are named in a
         warning: the promise is off then.
-    model: the draft model, EAGLE head or block drafter: a folder, a Hub id (loaded in the target's
-        dtype), or for "draft_model" a loaded transformers model. For "medusa" a folder or Hub id
-        with medusa_lm_head.safetensors or medusa_lm_head.pt, or such a file.
+    model: the draft model, EAGLE head, MTP layers or block drafter: a folder, a Hub id (loaded in
+        the target's dtype), or for "draft_model" a loaded transformers model. None for "mtp" is
+        where the target came from. For "medusa" a folder or Hub id with
+        medusa_lm_head.safetensors or medusa_lm_head.pt, or such a file.
     draft_sample_method: drafts for sampled text: "greedy" takes the draft model's best token,
         "probabilistic" draws from its distribution at the row's temperature; under rule "coupled"
         with the target's own noise.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from specdec_kernels.config import SpeculativeConfig
 
-BY_MODEL = ("draft_model", "eagle", "eagle3", "medusa", "dflash", "dspark")
+BY_MODEL = ("draft_model", "eagle", "eagle3", "mtp", "medusa", "dflash", "dspark")
 METHODS = ("ngram", "suffix", *BY_MODEL, "none")
 DRAFT_SAMPLE_METHODS = ("greedy", "probabilistic")
 LINEAR_MODES = ("auto", "invariant", "off")
@@ -141,7 +141,7 @@ def _check_draft_model(config: SpeculativeConfig) -> None:
     by_model = [method for method in config.methods if method in BY_MODEL]
     if len(by_model) > 1:
         raise ValueError(f"method: expected one of {', '.join(BY_MODEL)}, got {config.method!r}")
-    if by_model and config.model is None:
+    if by_model and config.model is None and by_model != ["mtp"]:
         raise ValueError(
             f"model: expected a draft model or heads for method {by_model[0]!r}, got None"
         )

@@ -155,8 +155,10 @@ def eagle1(folder, target, weights, binary=False, **changes):
 class Dense:
     """weights: canonical, with lm_head and embed_tokens. ids: hidden states as transformers counts.
 
-    flags: norm_before_residual, norm_output.
+    flags: norm_before_residual, norm_output. least_text: shorter texts are not drafted for.
     """
+
+    least_text = 2
 
     def __init__(self, target, weights, ids, fused=True, window=None, **flags):
         self.target, self.w, self.ids, self.fused = target, weights, ids, fused

@@ -103,7 +103,7 @@ ERRORS = [
     # llama.cpp
     (from_llama_cpp, "--spec-type ngram-mood", ValueError, "type 'ngram-mood'.*'ngram-mod'"),
     (from_llama_cpp, "--spec-type ngram-mod,ngram-simple", ValueError, "one method here"),
-    (from_llama_cpp, "--spec-default --spec-type draft-mtp", ValueError, "no method 'mtp'"),
+    (from_llama_cpp, "--spec-default --spec-type draft-dspark -md x", ValueError, "no method"),
     (from_llama_cpp, "--spec-draft-nmax 3", ValueError, "nearest.*'--spec-draft-n-max'"),
     (from_llama_cpp, "--draft-mux 3", ValueError, "unknown option '--draft-mux'"),
     (from_llama_cpp, "--model-drat x --poll-drft 1 --top-k-draft 3", ValueError, "--top-k-draft"),
@@ -111,7 +111,7 @@ ERRORS = [
     (from_llama_cpp, "--draft-n-min 1", ValueError, "use --spec-draft-n-min or --spec-ngram-mod-n"),
     (from_llama_cpp, "-md tiny", ValueError, "expected --spec-type with a draft model, got none"),
     (from_llama_cpp, "--spec-type draft-simple", ValueError, "expected --spec-draft-model with"),
-    (from_llama_cpp, "--spec-type draft-mtp", ValueError, "this version has no method 'mtp'"),
+    (from_llama_cpp, "--spec-type draft-dspark -md x", ValueError, "no method 'dspark'"),
     (from_llama_cpp, "--spec-type ngram-mod --spec-ngram-mod-n-max 1.5", ValueError, "an integer"),
     (from_llama_cpp, "--spec-type", ValueError, "--spec-type: expected a value, got none"),
     (from_llama_cpp, None, TypeError, "its words, got NoneType"),

@@ -48,7 +48,9 @@ def add_draft_options(parser: argparse.ArgumentParser) -> None:
         "accepted, read as the loader does and by other conventions; exit code 1 for an error, "
         "another convention that drafts clearly better among them.",
     )
-    group.add_argument("--draft", metavar="PATH_OR_ID", help="EAGLE or Medusa heads, or a model")
+    group.add_argument(
+        "--draft", metavar="PATH_OR_ID", help="EAGLE or Medusa heads, MTP layers or a model"
+    )
     group.add_argument(
         "--target",
         metavar="PATH_OR_ID",

@@ -28,12 +28,13 @@ from specdec_kernels.hf.draft import load_draft
 from specdec_kernels.hf.eagle import Eagle, fit_eagle
 from specdec_kernels.hf.features import BEFORE_NORM
 from specdec_kernels.hf.medusa import load_heads
+from specdec_kernels.hf.mtp import load_mtp
 from specdec_kernels.hf.support import support
 
 NEW_TOKENS, DRAFTED = 64, 3
 HARDLY = 0.2  # share of first tokens below which drafting cannot pay
 COVERED = 0.9
-FLAGS = ("norm_before_residual", "norm_output")
+FLAGS = ("norm_before_residual", "norm_output", "hidden_first")
 
 
 @dataclass
@@ -55,7 +56,7 @@ class Case:
             self.checks.append(Check("target", "error", reason))
             return
         try:
-            self.kind = checks.kind_of(self.source)
+            self.kind = checks.kind_of(self.source, self.target)
             self._read(self.kind)
         except Exception as error:  # a damaged checkpoint fails in too many ways to list
             reason = " ".join(str(error).split()).removeprefix("model: ")
@@ -80,6 +81,11 @@ class Case:
             self.checkpoint = checks.describe_dflash(dflash, self.config)
             self.checks += checks.check_dflash(self.config, weights, dflash, self.target)
             self.drafter = dflash
+        elif kind == "mtp":
+            layers = load_mtp(self.source, self.target, LINEAR)
+            self.checkpoint = checks.describe_mtp(layers)
+            self.checks += checks.check_mtp(layers, self.target)
+            self.drafter = layers
         else:
             self.config, weights = read_checkpoint(self.source)
             self.checkpoint = checks.describe_eagle(self.config, weights)
@@ -138,7 +144,7 @@ def _measured(
     remedy = None
     if best != Convention():
         changes = conventions.remedy(best, case.config)
-        remedy = {"config": changes, "complete": not best.before_norm}
+        remedy = {"config": changes, "complete": best.has_settings}
         rates = [measured[way].tokens_per_forward for way in (best, Convention())]
         case.checks.append(_misread(conventions.name(best), rates, remedy))
     else:
@@ -168,7 +174,7 @@ def _misread(name: str, rates: list[float], remedy: dict[str, Any]) -> Check:
     if settings:
         detail += f"; in config.json set {settings}"
     if not remedy["complete"]:
-        detail += "; no setting asks for the state before the final norm"
+        detail += "; no setting of config.json asks for all of that"
     return Check("convention", "error", detail)
 
 

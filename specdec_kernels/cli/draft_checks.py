@@ -19,6 +19,8 @@ from specdec_kernels.hf.eagle import Eagle, head_method
 from specdec_kernels.hf.eagle_layouts import layer_ids, renamed
 from specdec_kernels.hf.medusa import MedusaHeads, find_heads
 from specdec_kernels.hf.model import max_positions
+from specdec_kernels.hf.mtp import Mtp
+from specdec_kernels.hf.mtp_network import MtpHead
 
 
 class Check(NamedTuple):
@@ -29,10 +31,10 @@ class Check(NamedTuple):
     detail: str
 
 
-def kind_of(source: str) -> str:
+def kind_of(source: str, target: Any) -> str:
     """The method that drafts with what lies there.
 
-    One of medusa, eagle3, eagle, dflash, dspark and draft_model.
+    One of medusa, eagle3, eagle, mtp, dflash, dspark and draft_model.
 
     Raises ValueError where nothing lies, and for weights that cannot be read.
     """
@@ -40,7 +42,7 @@ def kind_of(source: str) -> str:
         raise ValueError(f"expected a checkpoint, got no file or folder {source!r}")
     if os.path.isfile(source):
         return "medusa"
-    method = head_method(source)
+    method = head_method(source, target)
     if method is not None:
         return method
     return "medusa" if find_heads(source) is not None else "draft_model"
@@ -76,6 +78,16 @@ def describe_dflash(dflash: DFlash, config: Mapping[str, Any]) -> dict[str, Any]
         "draft_vocab_size": own.draft_vocab_size,
         "block_size": own.block_size,
         "parameters": sum(p.numel() for p in dflash.network.layers.parameters()),
+    }
+
+
+def describe_mtp(mtp: Mtp) -> dict[str, Any]:
+    head: Any = mtp.head
+    return {
+        "architecture": type(head.layers[0].model).__name__,
+        "num_layers": head.num_layers,
+        "hidden_size": head.layers[0].model.config.hidden_size,
+        "parameters": sum(p.numel() for p in head.layers.parameters()),
     }
 
 
@@ -141,6 +153,19 @@ def check_dflash(
         _positions(own.max_positions, target),
         _borrowed(network, target),
         _finite(network),
+    ]
+
+
+def check_mtp(mtp: Mtp, target: Any) -> list[Check]:
+    head = mtp.head
+    joined = "hidden state, token" if head.hidden_first else "token, hidden state"
+    return [
+        _shapes(head, target),
+        Check("hidden states", "ok", f"{head.hidden_layers[0]}: the last, behind the final norm"),
+        Check("inputs", "ok", f"joined as {joined}"),
+        _positions(head.max_positions, target),
+        _borrowed(head, target),
+        _finite(head),
     ]
 
 
@@ -254,7 +279,7 @@ def _positions(most: int | None, target: Any) -> Check:
     return Check("positions", "warning", detail)
 
 
-def _borrowed(head: Head | BlockNetwork, target: Any) -> Check:
+def _borrowed(head: Head | MtpHead | BlockNetwork, target: Any) -> Check:
     output = target.get_output_embeddings()
     tables = {
         "embed_tokens": head.embed_tokens.weight is target.get_input_embeddings().weight,

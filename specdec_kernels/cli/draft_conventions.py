@@ -14,14 +14,15 @@ from typing import Any
 
 import specdec_kernels as sdk
 from specdec_kernels.cli.model import quiet_transformers
-from specdec_kernels.hf import dflash, eagle, medusa
+from specdec_kernels.hf import dflash, eagle, medusa, mtp
 from specdec_kernels.hf.draft import Draft
 from specdec_kernels.hf.eagle_layouts import layer_ids
 from specdec_kernels.hf.features import BEFORE_NORM
 
-Drafter = Draft | eagle.Eagle | medusa.MedusaHeads | dflash.DFlash
+Drafter = Draft | eagle.Eagle | medusa.MedusaHeads | mtp.Mtp | dflash.DFlash
 
 LINEAR = "auto"
+SHIFTS = (-1, 0, 1)
 FEWEST_DRAFTS = 10
 STANDARD_ERRORS = 3.0
 LEAST_GAIN = 1.05  # in tokens per forward
@@ -32,12 +33,17 @@ class Convention:
     """How weights are read; the defaults are the loader's way.
 
     shift: added to the ids of hidden states. before_norm: the last layer's output is taken before
-    the final norm. flipped: settings of HeadConfig that are the other way round.
+    the final norm. flipped: settings of HeadConfig and MtpHead that are the other way round.
     """
 
     shift: int = 0
     before_norm: bool = False
     flipped: frozenset[str] = frozenset()
+
+    @property
+    def has_settings(self) -> bool:
+        """Whether config.json can ask for it."""
+        return not self.before_norm and "hidden_first" not in self.flipped
 
     def layers(self, loaded: Sequence[int], last: int) -> tuple[int, ...]:
         """The hidden states, as `FeatureTap` counts them. last: the id behind the final norm."""
@@ -106,25 +112,29 @@ class Conventions:
         self.drafter, self.target = drafter, target
         self.last: int = target.config.get_text_config().num_hidden_layers
         self.loaded: tuple[int, ...] = ()
-        self.settings: dict[str, bool] = {}  # those of HeadConfig that may be read wrongly
-        self.shifts = False  # whether the ids may be off by one
+        self.settings: dict[str, bool] = {}  # those that may be read wrongly
+        self.shifts: tuple[int, ...] = ()  # of the ids of hidden states
         if isinstance(drafter, medusa.MedusaHeads):
             self.loaded = (drafter.hidden_layer,)
         elif isinstance(drafter, dflash.DFlash):
-            self.loaded, self.shifts = drafter.network.config.hidden_layers, True
+            self.loaded, self.shifts = drafter.network.config.hidden_layers, SHIFTS
         elif isinstance(drafter, eagle.Eagle):
             config = drafter.head.config
-            self.loaded, self.shifts = config.hidden_layers, config.fused
+            self.loaded = config.hidden_layers
             if config.fused:
                 names = ("norm_before_residual", "norm_output")
                 self.settings = {name: getattr(config, name) for name in names}
+                self.shifts = SHIFTS
+        elif isinstance(drafter, mtp.Mtp):
+            self.loaded = drafter.head.hidden_layers
+            self.settings = {"hidden_first": drafter.head.hidden_first}
 
     def layers(self, way: Convention) -> tuple[int, ...]:
         return way.layers(self.loaded, self.last)
 
     def siblings(self, way: Convention) -> Iterator[Convention]:
         """Those that differ from `way` in one thing."""
-        for shift in (-1, 0, 1) if self.shifts else ():
+        for shift in self.shifts:
             ids = [k + shift for k in self.loaded]
             if abs(shift - way.shift) == 1 and all(0 <= k <= self.last for k in ids):
                 before_norm = way.before_norm and self.last in ids
@@ -143,8 +153,11 @@ class Conventions:
             return medusa.reread(self.drafter, self.target, LINEAR, layers[0])
         if isinstance(self.drafter, dflash.DFlash):
             return dflash.reread(self.drafter, self.target, LINEAR, layers)
-        assert isinstance(self.drafter, eagle.Eagle)
         changes = {name: not self.settings[name] for name in way.flipped}
+        if isinstance(self.drafter, mtp.Mtp):
+            order = {**self.settings, **changes}
+            return mtp.reread(self.drafter, self.target, LINEAR, layers[0], **order)
+        assert isinstance(self.drafter, eagle.Eagle)
         return eagle.reread(self.drafter, self.target, LINEAR, hidden_layers=layers, **changes)
 
     def name(self, way: Convention) -> str:
@@ -156,8 +169,10 @@ class Conventions:
     def remedy(self, way: Convention, config: dict[str, Any]) -> dict[str, Any]:
         """The settings of config.json, by names with dots, that make the loader read by `way`.
 
-        None can ask for the state before the final norm.
+        None can ask for the state before the final norm, and none changes how MTP layers are read.
         """
+        if isinstance(self.drafter, mtp.Mtp):
+            return {}
         changes: dict[str, Any] = {}
         if way.shift:
             found = layer_ids(config)

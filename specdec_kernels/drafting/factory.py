@@ -15,10 +15,11 @@ from specdec_kernels.drafting.dflash import (
     DSparkNetwork,
 )
 from specdec_kernels.drafting.draft_model import DraftModel, DraftModelDrafter
-from specdec_kernels.drafting.eagle import EagleDrafter, HeadRun
+from specdec_kernels.drafting.eagle import EagleDrafter
 from specdec_kernels.drafting.medusa import Heads, MedusaDrafter
 from specdec_kernels.drafting.ngram import NgramDrafter
 from specdec_kernels.drafting.none import NoDrafter
+from specdec_kernels.drafting.recurrent import RecurrentRun
 from specdec_kernels.drafting.suffix import SuffixDrafter
 from specdec_kernels.drafting.suffix_cache import SuffixCache, expect_kernels
 
@@ -30,7 +31,7 @@ class Sources(NamedTuple):
     """
 
     suffix_cache: SuffixCache | None = None
-    model: DraftModel | HeadRun | Heads | BlockRun | None = None
+    model: DraftModel | RecurrentRun | Heads | BlockRun | None = None
 
 
 NOTHING = Sources()
@@ -112,7 +113,7 @@ def _by_model(
     if isinstance(sources.model, BlockRun):
         is_dspark = isinstance(sources.model.network, DSparkNetwork)
         return (DSparkDrafter if is_dspark else DFlashDrafter)(sources.model, **options)
-    if isinstance(sources.model, HeadRun):
+    if isinstance(sources.model, RecurrentRun):
         return EagleDrafter(sources.model, **options)
     return DraftModelDrafter(sources.model, **options)
 
@@ -127,4 +128,5 @@ MAKERS: dict[str, Callable[[SpeculativeConfig, frozenset[int], Sources], Drafter
     "medusa": _by_model,
     "dflash": _by_model,
     "dspark": _by_model,
+    "mtp": _by_model,
 }

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.functional import pad
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -130,7 +131,7 @@ def attention(
     s_aux: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """query [B, Hq, T, D], key and value [B, Hkv, S, D] as the cache returned them."""
+    """query [B, Hq, K, D] of the window's last slots, key and value [B, Hkv, S, D] of the cache."""
     window = current_window()
     if window is None:
         original = _original_attention(module)
@@ -158,8 +159,9 @@ def attention(
         )
     window.calls += 1
     tree = window.tree
+    before = tree.width - query.shape[2]  # slots that were read before and ask nothing now
     out, _ = tree_attention(
-        query.transpose(1, 2),
+        pad(query, (0, 0, before, 0)).transpose(1, 2) if before else query.transpose(1, 2),
         key,
         value,
         window.prefix_len,
@@ -172,7 +174,7 @@ def attention(
         sinks=None if s_aux is None else s_aux.float(),
         split_size=window.split_size,
     )
-    return out, None
+    return out[:, before:], None
 
 
 def _original_attention(module: nn.Module) -> Callable:

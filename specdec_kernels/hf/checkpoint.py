@@ -7,15 +7,13 @@ import json
 import os
 import pickle
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
-from torch import Tensor, nn
-from transformers import PreTrainedModel
+from torch import Tensor
 from transformers.utils import cached_file
 
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
@@ -39,6 +37,10 @@ def read_config(source: str | os.PathLike) -> dict[str, Any] | None:
 
 def weight_names(source: str | os.PathLike) -> set[str]:
     """Names of the tensors of a folder or a Hub id, which are not read; none where none lie."""
+    for name in WEIGHT_FILES:
+        index = None if _find(source, name) else _find(source, f"{name}.index.json")
+        if index is not None:
+            return set(_weight_map(index))
     names: set[str] = set()
     for path in _weight_files(source):
         if path.suffix == ".safetensors":
@@ -51,14 +53,16 @@ def weight_names(source: str | os.PathLike) -> set[str]:
     return names
 
 
-def read_weights(source: str | os.PathLike) -> dict[str, Tensor]:
-    """All tensors of a folder or a Hub id, on the CPU.
+def read_weights(
+    source: str | os.PathLike, wanted: Callable[[str], bool] = lambda name: True
+) -> dict[str, Tensor]:
+    """The wanted tensors of a folder or a Hub id, on the CPU; no other file is looked for.
 
     Raises:
         ValueError: for a file that is missing or damaged, naming it.
     """
     weights: dict[str, Tensor] = {}
-    files = _weight_files(source)
+    files = _weight_files(source, wanted)
     if not files:
         raise ValueError(
             f"model: expected {' or '.join(WEIGHT_FILES)} in {os.fspath(source)!r}, got neither"
@@ -66,9 +70,12 @@ def read_weights(source: str | os.PathLike) -> dict[str, Tensor]:
     for path in files:
         with _readable(path):
             if path.suffix == ".safetensors":
-                weights |= load_file(path)
+                with safe_open(path, "pt") as file:
+                    names = [name for name in file.keys() if wanted(name)]  # noqa: SIM118
+                    weights |= {name: file.get_tensor(name) for name in names}
             else:
-                weights |= torch.load(path, "cpu", weights_only=True)
+                found = torch.load(path, "cpu", weights_only=True)
+                weights |= {k: tensor for k, tensor in found.items() if wanted(k)}
     return weights
 
 
@@ -80,59 +87,29 @@ def read_checkpoint(source: str | os.PathLike) -> tuple[dict[str, Any], dict[str
     return config, read_weights(source)
 
 
-def fill(
-    network: nn.Module,
-    weights: Mapping[str, Tensor],
-    borrowed: Mapping[str, nn.Parameter],
-    target: PreTrainedModel,
-    kind: str,
-) -> None:
-    """Gives `network` its parameters, in the target's dtype: borrowed ones as they are.
-
-    Raises ValueError for weights that are missing, unknown, of another shape or NaN; `kind` says
-    there what the network is.
-    """
-    expected = dict(network.named_parameters())
-    missing = sorted(expected.keys() - weights.keys() - borrowed.keys())
-    if missing:
-        raise ValueError(
-            f"model: expected {', '.join(missing)} in the weights, got none; of the target's only "
-            "tables of the same shape can stand in"
-        )
-    unknown = sorted(weights.keys() - expected.keys())
-    if unknown:
-        raise ValueError(
-            f"model: expected no weights but those of {kind}, got {', '.join(unknown)}"
-        )
-    for name, parameter in expected.items():
-        owner = network.get_submodule(name.rpartition(".")[0])
-        value = borrowed.get(name)
-        if value is None:
-            tensor = weights[name]
-            if tensor.shape != parameter.shape:
-                raise ValueError(
-                    f"model: expected {name} of shape {list(parameter.shape)} for this target and "
-                    f"config.json, got {list(tensor.shape)}"
-                )
-            if bool(tensor.isnan().any()):
-                raise ValueError(f"model: expected weights without NaN, got some in {name}")
-            value = nn.Parameter(tensor.to(target.device, target.dtype), requires_grad=False)
-        setattr(owner, name.rpartition(".")[2], value)
-
-
-def _weight_files(source: str | os.PathLike) -> list[Path]:
+def _weight_files(
+    source: str | os.PathLike, wanted: Callable[[str], bool] = lambda name: True
+) -> list[Path]:
     for name in WEIGHT_FILES:
         single, index = _find(source, name), _find(source, f"{name}.index.json")
         if single is not None:
             return [single]
         if index is not None:
-            parts = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+            parts = sorted({part for k, part in _weight_map(index).items() if wanted(k)})
             found = [_find(source, part) for part in parts]
             if None in found:
                 lost = parts[found.index(None)]
                 raise ValueError(f"model: expected {lost} beside {index}, got no such file")
             return [path for path in found if path is not None]
     return []
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    """File of each tensor."""
+    try:
+        return dict(json.loads(index.read_text())["weight_map"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"model: expected a weight_map in {index}, got {error!r}") from error
 
 
 def _find(source: str | os.PathLike, name: str) -> Path | None:

@@ -15,7 +15,7 @@ from specdec_kernels.drafting.acceptance import SlotAcceptance
 from specdec_kernels.drafting.cost import DraftCost
 from specdec_kernels.drafting.dflash import BlockConfig, BlockNetwork, BlockRun, DSparkNetwork
 from specdec_kernels.hf.attention import UnsupportedModelError
-from specdec_kernels.hf.checkpoint import fill, has_file, read_checkpoint
+from specdec_kernels.hf.checkpoint import has_file, read_checkpoint
 from specdec_kernels.hf.dflash_layouts import (
     KIND,
     block_config,
@@ -26,6 +26,7 @@ from specdec_kernels.hf.dflash_layouts import (
 from specdec_kernels.hf.draft import weight_of
 from specdec_kernels.hf.eagle_layouts import renamed, target_ids
 from specdec_kernels.hf.features import FeatureTap
+from specdec_kernels.hf.filling import fill
 from specdec_kernels.hf.layers import OwnLayers
 
 MASK_FILE = "mask_embedding.pt"

@@ -8,28 +8,24 @@ from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
-from specdec_kernels.drafting.cost import DraftCost
 from specdec_kernels.drafting.eagle import Head, HeadRun
 from specdec_kernels.hf.attention import UnsupportedModelError
-from specdec_kernels.hf.checkpoint import fill, read_checkpoint, weight_names
+from specdec_kernels.hf.checkpoint import read_checkpoint, weight_names
 from specdec_kernels.hf.dflash_layouts import dflash_method
-from specdec_kernels.hf.draft import weight_of
 from specdec_kernels.hf.eagle_layouts import head_config, is_fused, renamed, target_ids
 from specdec_kernels.hf.features import FeatureTap
-from specdec_kernels.hf.layers import OwnLayers
+from specdec_kernels.hf.filling import fill, tables
+from specdec_kernels.hf.loaded import LoadedHead
+from specdec_kernels.hf.mtp_layouts import find, holds_nothing_else
 
 
-class Eagle(OwnLayers):
-    """What outlives the runs: the head, the switches of its layers and its measured cost."""
-
+class Eagle(LoadedHead):
     def __init__(self, head: Head, target: PreTrainedModel, linear: str):
-        super().__init__(head, linear)
+        super().__init__(head, target, linear)
         self.head = head
-        size = sum(p.numel() for p in head.parameters()) - head.embed_tokens.weight.numel()
-        self.cost = DraftCost(size / max(weight_of(target), 1))
 
     def run(
         self, batch: int, max_slots: int, device: torch.device, warn: Callable[[str], None]
@@ -43,14 +39,22 @@ class EagleRun(HeadRun):
         self.runner = eagle
 
 
-def head_method(source: Any) -> str | None:
-    """ "eagle3", "eagle", "dflash" or "dspark" when such a drafter lies in a folder or at a Hub id.
+def head_method(source: Any, target: PreTrainedModel | None = None) -> str | None:
+    """The method of a drafter, other than a model, that lies in a folder or at a Hub id, or None.
 
-    None for anything else.
+    One of "eagle3", "eagle", "dflash", "dspark" and "mtp". A whole model with MTP layers drafts by
+    itself, unless it is the target.
     """
     if not isinstance(source, (str, os.PathLike)):
         return None
-    return _kind(renamed(dict.fromkeys(weight_names(source))))
+    found = weight_names(source)
+    if holds_nothing_else(found):
+        return "mtp"
+    if target is not None and os.fspath(source) == target.name_or_path:
+        layers = target.config.get_text_config().num_hidden_layers
+        if find(found, layers).names:
+            return "mtp"
+    return _kind(renamed(dict.fromkeys(found)))
 
 
 def _kind(names: Container[str]) -> str | None:
@@ -99,7 +103,7 @@ def fit_eagle(
         )
     ids = target_ids(weights, settings.draft_vocab_size, settings.vocab_size)
     weights.pop("d2t", None)
-    borrowed = _borrowed(weights, settings.hidden_size, settings.draft_vocab_size, target)
+    borrowed = tables(weights, settings.hidden_size, settings.draft_vocab_size, target)
     names = weights.keys() | borrowed.keys()
     head = Head(settings, names, None if ids is None else ids.to(target.device))
     fill(head, weights, borrowed, target, "an EAGLE head")
@@ -120,22 +124,3 @@ def reread(eagle: Eagle, target: PreTrainedModel, linear: str, **changes: Any) -
     FeatureTap(target, head.config.hidden_layers)
     fill(head, {}, weights, target, "an EAGLE head")
     return Eagle(head.eval(), target, linear)
-
-
-def _borrowed(
-    weights: dict[str, Tensor], size: int, drafted: int, target: PreTrainedModel
-) -> dict[str, nn.Parameter]:
-    """The target's own tables for those that the head comes without, where their shapes agree."""
-    found: dict[str, nn.Parameter] = {}
-    vocab = target.config.get_text_config().vocab_size
-    for name, module, rows in (
-        ("embed_tokens", target.get_input_embeddings(), vocab),
-        ("lm_head", target.get_output_embeddings(), drafted),
-    ):
-        weight: Any = getattr(module, "weight", None)
-        fits = isinstance(weight, nn.Parameter) and weight.shape == (rows, size)
-        if fits and weight.is_floating_point() and f"{name}.weight" not in weights:
-            found[f"{name}.weight"] = weight
-            if getattr(module, "bias", None) is not None:
-                found[f"{name}.bias"] = module.bias
-    return found

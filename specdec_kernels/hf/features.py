@@ -30,7 +30,7 @@ class FeatureTap:
 
     def __init__(self, model: PreTrainedModel, layers: Sequence[int]):
         self.layers = tuple(layers)
-        self._decoder = _decoder(model) if layers else model
+        self._decoder = decoder_of(model) if layers else model
         self._size = model.config.get_text_config().hidden_size
         self._blocks = _blocks(self._decoder, model) if layers else nn.ModuleList()
         for k in self.layers:
@@ -96,7 +96,7 @@ def compacted(features: Tensor, lens: Sequence[int]) -> Tensor:
     return out
 
 
-def _decoder(model: PreTrainedModel) -> nn.Module:
+def decoder_of(model: PreTrainedModel) -> nn.Module:
     """The module whose output ends with the final norm."""
     decoder = model.get_decoder()
     # Under transformers 4 some models name themselves.

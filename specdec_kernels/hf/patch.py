@@ -29,6 +29,7 @@ from specdec_kernels.hf.draft import Draft, load_draft
 from specdec_kernels.hf.eagle import Eagle, head_method, load_eagle
 from specdec_kernels.hf.medusa import MedusaHeads, load_heads
 from specdec_kernels.hf.model import Runner
+from specdec_kernels.hf.mtp import Mtp, load_mtp
 from specdec_kernels.hf.penalties import with_penalties
 from specdec_kernels.hf.support import support, unwrap
 from specdec_kernels.metrics import Metrics
@@ -36,14 +37,15 @@ from specdec_kernels.metrics import Metrics
 METHODS = ("_sample", "_beam_search", "_assisted_decoding")
 
 
-Drafting = Draft | Eagle | MedusaHeads | DFlash
+Drafting = Draft | Eagle | Mtp | MedusaHeads | DFlash
 
 
 class Engine:
     """What we keep about a patched model, outside of it."""
 
     def __init__(self, model: PreTrainedModel, config: SpeculativeConfig):
-        if "draft_model" in config.methods and (method := head_method(config.model)) is not None:
+        method = head_method(config.model, model) if "draft_model" in config.methods else None
+        if method is not None:
             combined = config.method.replace("draft_model", method)
             config = dataclasses.replace(config, method=combined)
         self.config = config
@@ -57,7 +59,7 @@ class Engine:
         self.warned: set[str] = set()
         self.runner = None if self.unsupported else Runner(model, config.linear)
         self.draft: Drafting | None = None
-        if config.model is not None and not self.unsupported:
+        if not self.unsupported and any(method in BY_MODEL for method in config.methods):
             self.draft = _load(config, model)
 
     def warn_plain(self, reason: str) -> None:
@@ -72,7 +74,7 @@ class Engine:
 
 
 def _load(config: SpeculativeConfig, target: PreTrainedModel) -> Drafting:
-    if isinstance(config.model, (Eagle, MedusaHeads, DFlash)):
+    if isinstance(config.model, (Eagle, Mtp, MedusaHeads, DFlash)):
         return config.model
     method = next(method for method in config.methods if method in BY_MODEL)
     if method == "draft_model":
@@ -82,6 +84,8 @@ def _load(config: SpeculativeConfig, target: PreTrainedModel) -> Drafting:
         return load_heads(config.model, target, config.linear, *limits)
     if method in ("dflash", "dspark"):
         return load_dflash(config.model, method, target, config.linear)
+    if method == "mtp":
+        return load_mtp(config.model, target, config.linear)
     return load_eagle(config.model, method, target, config.linear)
 
 

@@ -92,7 +92,7 @@ def _why_not(model: Any) -> str | None:
         return f"{type(model).__name__} takes no position_ids"
     if _is_recurrent(model, text):
         return f"{text.model_type} layers keep a recurrent state that cannot be rolled back"
-    reason = _rope_reason(text)
+    reason = rope_reason(text)
     if reason is not None:
         return reason
     for layer in cache_layers(model):
@@ -117,7 +117,7 @@ def _is_recurrent(model: PreTrainedModel, text: Any) -> bool:
     )
 
 
-def _rope_reason(text: Any) -> str | None:
+def rope_reason(text: Any) -> str | None:
     rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
     kinds = [rope, *(v for v in rope.values() if isinstance(v, dict))]
     for entry in kinds:

@@ -1,9 +1,10 @@
-"""Any head, any settings, with fresh memory full of NaN: drafts by definition (A06, C16, C17)."""
+"""Any head, any layers, any settings, memory full of NaN: drafts by definition (A06, C16, C17)."""
 
 import random
 
 import pytest
 from eagle_heads import Dense, eagle1, head_weights, safeailab, speculators
+from mtp_layers import DenseMtp, layer_weights, speculators_mtp
 from test_draft_model_anything import nan_memory, short_memory  # noqa: F401
 from test_eagle import Watched
 from tiny import accelerated, batch, fresh, new_tokens, random_rows
@@ -44,10 +45,26 @@ def head(r, folder, target, positions):
     return source, Dense(target, weights, ids, norm_output=output)
 
 
+def mtp_layers(r, folder, target, positions):
+    weights = layer_weights(target, r.randint(1, 4), seed=r.randint(0, 99))
+    source = speculators_mtp(folder, target, weights, max_position_embeddings=positions)
+    return source, DenseMtp(target, weights)
+
+
 @pytest.mark.usefixtures("short_memory")
 @pytest.mark.parametrize("seed", range(20))
 def test_fuzz(seed, tmp_path, monkeypatch, nan_memory):  # noqa: F811
-    monkeypatch.setattr("specdec_kernels.drafting.eagle.run.CHUNK", 5)
+    check_anything(seed, tmp_path, monkeypatch, nan_memory, head)
+
+
+@pytest.mark.usefixtures("short_memory")
+@pytest.mark.parametrize("seed", range(12))
+def test_fuzz_of_mtp_layers(seed, tmp_path, monkeypatch, nan_memory):  # noqa: F811
+    check_anything(seed, tmp_path, monkeypatch, nan_memory, mtp_layers)
+
+
+def check_anything(seed, tmp_path, monkeypatch, nan_memory, head):  # noqa: F811
+    monkeypatch.setattr("specdec_kernels.drafting.recurrent.CHUNK", 5)
     r = random.Random(seed)
     target = fresh(r.choice(("llama", "qwen3", "mistral", "phi3")))
     positions = r.choice((512, 512, 30))
@@ -70,6 +87,7 @@ def test_fuzz(seed, tmp_path, monkeypatch, nan_memory):  # noqa: F811
         assert new_tokens(target, inputs, max_new_tokens=new) == texts
     for text, found, nodes, depth in proposals:
         limit = max(min(nodes, depth, positions - len(text) + 2), 0)
+        limit = 0 if len(text) < dense.least_text else limit
         if topk == 1:
             chain = dense.chain(text, limit)
             assert sorted(found) == [tuple(chain[: n + 1]) for n in range(len(chain))]

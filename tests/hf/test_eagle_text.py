@@ -93,7 +93,7 @@ def test_a_head_with_fewer_positions_stops_drafting(options, tmp_path):
 
 
 def test_a_long_prompt_is_read_in_pieces(tmp_path, monkeypatch):
-    monkeypatch.setattr("specdec_kernels.drafting.eagle.run.CHUNK", 16)
+    monkeypatch.setattr("specdec_kernels.drafting.recurrent.CHUNK", 16)
     target = fresh("llama")
     head = agreeing(target, tmp_path)
     inputs = batch(random_rows((3, 100, 77), seed=1))

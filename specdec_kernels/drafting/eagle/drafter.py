@@ -13,8 +13,8 @@ from torch import Tensor
 
 from specdec_kernels.drafting.draft_model import DraftModelDrafter
 from specdec_kernels.drafting.draw import next_tokens
-from specdec_kernels.drafting.eagle.run import HeadRun
 from specdec_kernels.drafting.eagle.tree import Expansion
+from specdec_kernels.drafting.recurrent import RecurrentRun
 from specdec_kernels.tree import Decision, DraftTree, SamplingParams
 
 
@@ -24,17 +24,22 @@ class EagleDrafter(DraftModelDrafter):
     options: those of DraftModelDrafter.
     """
 
-    def __init__(self, run: HeadRun, **options: Any):
+    def __init__(self, run: RecurrentRun, **options: Any):
         super().__init__(run, **options)
         self.run = run
-        self.hidden_layers = run.head.config.hidden_layers
+        self.hidden_layers = run.network.hidden_layers
 
     def begin(self, tokens: Tensor, lens: Tensor, features: Tensor | None) -> None:
         assert features is not None  # of hidden_layers
         self.run.begin(features, (lens - 1).tolist())
 
     def confidence(self, tokens: Tensor, lens: Tensor) -> list[int]:
-        return super().confidence(tokens[:, 1:], lens - 1)
+        classes = super().confidence(tokens[:, 1:], lens - 1)
+        rows = zip(classes, self._enough(lens), strict=True)
+        return [surety if enough else 0 for surety, enough in rows]
+
+    def _enough(self, lens: Tensor) -> list[bool]:
+        return (lens >= self.run.network.least_text).tolist()
 
     def propose(
         self,
@@ -44,7 +49,10 @@ class EagleDrafter(DraftModelDrafter):
         max_nodes: Sequence[int],
         max_depth: Sequence[int],
     ) -> DraftTree:
-        return super().propose(tokens[:, 1:], lens - 1, sampling, max_nodes, max_depth)
+        depths = [
+            d if enough else 0 for d, enough in zip(max_depth, self._enough(lens), strict=True)
+        ]
+        return super().propose(tokens[:, 1:], lens - 1, sampling, max_nodes, depths)
 
     def commit(self, decision: Decision, features: Tensor | None) -> None:
         assert features is not None
@@ -65,14 +73,13 @@ class EagleDrafter(DraftModelDrafter):
     ) -> DraftTree:
         tree = super()._chain(roots, logits, sampling, max_nodes, depths)
         drawn = tree.draft_logits is not None
-        return tree._replace(draft_vocab_map=self.run.head.target_ids if drawn else None)
+        return tree._replace(draft_vocab_map=self.run.network.target_ids if drawn else None)
 
     def _next(
         self, logits: Tensor, sampling: SamplingParams | None, depth: int, drawn: bool
     ) -> tuple[Tensor, Tensor | None]:
-        ids: dict[str, Any] = dict(
-            target_ids=self.run.head.target_ids, vocab_size=self.run.head.config.vocab_size
-        )
+        network = self.run.network
+        ids: dict[str, Any] = dict(target_ids=network.target_ids, vocab_size=network.vocab_size)
         return next_tokens(logits, sampling, depth, drawn=drawn, rule=self.rule, **ids)
 
     def _best_tree(

@@ -80,9 +80,13 @@ class Head(nn.Module):
     target_ids: target id of each draft id, int64 [Vd]; None means equal ids.
     """
 
+    least_text = 2
+
     def __init__(self, config: HeadConfig, names: Container[str], target_ids: Tensor | None):
         super().__init__()
         self.config, self.target_ids = config, target_ids
+        self.hidden_layers, self.max_positions = config.hidden_layers, config.max_positions
+        self.carried, self.vocab_size = config.hidden_size, config.vocab_size
         d, eps = config.hidden_size, config.eps
         states = len(config.hidden_layers)
         wide = states * config.target_hidden_size
@@ -102,6 +106,10 @@ class Head(nn.Module):
             d, config.draft_vocab_size, bias="lm_head.bias" in names, device="meta"
         )
         self.embed_tokens = nn.Embedding(config.vocab_size, d, device="meta")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.fc.weight.dtype
 
     def fuse(self, features: Tensor) -> Tensor:
         """What the target's hidden states [..., L * d_target] are to the layers: [..., d]."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from specdec_kernels.drafting.eagle.run import HeadRun
+from specdec_kernels.drafting.recurrent import RecurrentRun
 from specdec_kernels.ops.build_tree import build_tree
 from specdec_kernels.ops.topk_logprobs import topk_logprobs
 from specdec_kernels.tree import ROOT_PARENT, DraftTree
@@ -28,7 +28,7 @@ class Expansion:
 
     def __init__(
         self,
-        run: HeadRun,
+        run: RecurrentRun,
         topk: int,
         max_nodes: Sequence[int],
         max_depth: Sequence[int],
@@ -94,8 +94,8 @@ class Expansion:
         logprobs, token_ids, _ = topk_logprobs(logits, self.topk)
         kept = grows[:, None] & (logprobs >= self.least)
         token_ids = token_ids.clamp(min=0)
-        if self.run.head.target_ids is not None:
-            token_ids = self.run.head.target_ids[token_ids]
+        if self.run.network.target_ids is not None:
+            token_ids = self.run.network.target_ids[token_ids]
         return logprobs.masked_fill(~kept, -torch.inf), token_ids
 
     def _worth_reading(self, newest: Tensor) -> Tensor:
