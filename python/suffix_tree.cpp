@@ -16,11 +16,12 @@ Tensor token_array(const char* name, const py::object& tokens) {
 }
 
 SuffixDraftOptions draft_options(int64_t max_tokens, double factor, double offset, double min_prob,
-                                 bool tree, std::vector<int32_t> stop_tokens) {
+                                 bool tree, std::vector<int32_t> stop_tokens,
+                                 std::vector<double> chances = {}) {
   if (max_tokens < 0) throw py::value_error("suffix draft: expected max_tokens of at least 0");
   if (!(min_prob >= 0 && min_prob <= 1))
     throw py::value_error("suffix draft: expected min_prob from 0 to 1");
-  return {max_tokens, factor, offset, min_prob, tree, std::move(stop_tokens)};
+  return {max_tokens, factor, offset, min_prob, tree, std::move(stop_tokens), std::move(chances)};
 }
 
 py::tuple as_tuple(const SuffixDraft& draft) {
@@ -37,9 +38,10 @@ py::tuple tree_draft(const SuffixTree& tree, const py::object& context, int64_t 
 }
 
 py::list batch_draft(const SuffixBatch& batch, int64_t max_tokens, double factor, double offset,
-                     double min_prob, bool as_tree, std::vector<int32_t> stop_tokens) {
+                     double min_prob, bool as_tree, std::vector<int32_t> stop_tokens,
+                     std::vector<double> chances) {
   const SuffixDraftOptions options =
-      draft_options(max_tokens, factor, offset, min_prob, as_tree, std::move(stop_tokens));
+      draft_options(max_tokens, factor, offset, min_prob, as_tree, std::move(stop_tokens), std::move(chances));
   std::vector<SuffixDraft> drafts;
   {
     py::gil_scoped_release release;
@@ -148,7 +150,7 @@ void bind_suffix_tree(py::module_& m) {
            "tokens starts afresh, with all but its last token as prompt.")
       .def("draft", &batch_draft, py::kw_only(), py::arg("max_tokens"), py::arg("factor") = 1.0,
            py::arg("offset") = 0.0, py::arg("min_prob") = 0.1, py::arg("tree") = false,
-           py::arg("stop_tokens") = std::vector<int32_t>(),
+           py::arg("stop_tokens") = std::vector<int32_t>(), py::arg("chances") = std::vector<double>(),
            "Per row (tokens, parents, probs, score, match_length).")
       .def("end", &SuffixBatch::end, py::call_guard<py::gil_scoped_release>(),
            "Nothing more will follow.")

@@ -54,7 +54,7 @@ class SuffixTree::Growth {
     draft_.probs.clear();
     draft_.score = 0.0;
     draft_.match_length = start.depth;
-    put({1.0, 0, -1, start});
+    put({chance(start.depth), 1.0, start.depth, 0, -1, start});
     for (int64_t left = max_tokens; !open_.empty() && left > 0;
          left = max_tokens - int64_t(draft_.tokens.size())) {
       if (draft_.score + open_.front().prob * double(left) < needed - kRounding) break;
@@ -75,10 +75,18 @@ class SuffixTree::Growth {
  private:
   struct Branch {
     double prob;
+    double share;  // of the match's occurrences
+    int match;
     int64_t rank;  // when it was put
     int32_t parent;
     Place place;
   };
+
+  double chance(int match) const {
+    const auto& chances = options_.chances;
+    if (chances.empty()) return 1.0;
+    return chances[std::min<std::size_t>(match, chances.size()) - 1];
+  }
 
   static bool later(const Branch& a, const Branch& b) {
     return a.prob != b.prob ? a.prob < b.prob : a.rank > b.rank;
@@ -101,6 +109,7 @@ class SuffixTree::Growth {
     if (std::find(stops.begin(), stops.end(), token) != stops.end()) return;
     Branch below = branch;
     below.parent = static_cast<int32_t>(draft_.tokens.size()) - 1;
+    below.prob *= chance(++below.match);
     ++below.place.depth;
     put(below);
   }
@@ -110,10 +119,11 @@ class SuffixTree::Growth {
     const Child* children = tree_.lists_.begin(list);
     for (uint32_t i = 0; i < list.size && i <= options_.max_tokens; ++i) {
       const double share = double(children[i].count) / double(branch.place.count);
-      const double prob = branch.prob * share;
-      if (prob < options_.min_prob) return;
+      if (branch.share * share < options_.min_prob) return;
       if (children[i].token == kEnd) continue;
-      Branch below{prob, 0, branch.parent, branch.place};
+      Branch below = branch;
+      below.prob *= share;
+      below.share *= share;
       tree_.enter(below.place, children[i]);
       put(below);
       if (!options_.tree) return;

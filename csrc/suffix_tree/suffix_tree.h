@@ -23,6 +23,7 @@ struct SuffixDraftOptions {
   double min_prob = 0.1;
   bool tree = false;
   std::vector<int32_t> stop_tokens = {};
+  std::vector<double> chances = {};
 };
 
 // tokens and parents of a tree (-1 hangs below the context's last token), in the order in which it
