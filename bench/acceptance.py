@@ -1,8 +1,8 @@
 """python -m bench acceptance [--method METHOD[:KEY=VALUE,...]] [--prompt NAME] [--json FILE]
 
 Tokens per target forward (the bonus token counted, prefill not) on the demo's prompts, greedy in
-fp32: in a first call, and in a second one that may draft from the first one's output. A method comes
-with options of `patch`: ngram:prompt_lookup_matches=1, or eagle3:model=PATH,draft_tree_topk=4. How
+fp32: in a first call, and in a second one that may draft from the first one's output. A method may
+have options of `patch`: ngram:prompt_lookup_matches=1, or eagle3:model=PATH,draft_tree_topk=4. How
 busy the machine is does not matter.
 
 With --text FILE ... the files stand in for what a model would write, the first part of each as the

@@ -1,4 +1,4 @@
-"""Drafting for a text that is known: what a model that writes it would have accepted, in no time."""
+"""Drafting for a text that is known: what a model that writes it would have accepted."""
 
 from __future__ import annotations
 

@@ -121,12 +121,12 @@ def test_drafts_end_at_an_eos():
 
 def test_a_cut_draft_is_a_tree_of_its_likeliest_nodes():
     draft = ([5, 6, 7, 8, 9], [-1, 0, -1, 1, 2], [1.0] * 5, 5.0, 3)
-    assert cut(4, draft, 0, 9) == ([], [])
-    assert cut(4, draft, 1, 9) == ([4], [-1])
-    assert cut(4, draft, 4, 9) == ([4, 5, 6, 7], [-1, 0, 1, 0])
-    assert cut(4, draft, 9, 1) == ([4, 5, 7], [-1, 0, 0])
-    assert cut(4, draft, 9, 2) == ([4, 5, 6, 7, 9], [-1, 0, 1, 0, 3])
-    assert cut(4, draft, 9, 0) == ([4], [-1])
+    assert cut(4, draft, 0, 9)[:2] == ([], [])
+    assert cut(4, draft, 1, 9)[:2] == ([4], [-1])
+    assert cut(4, draft, 4, 9)[:2] == ([4, 5, 6, 7], [-1, 0, 1, 0])
+    assert cut(4, draft, 9, 1)[:2] == ([4, 5, 7], [-1, 0, 0])
+    assert cut(4, draft, 9, 2)[:2] == ([4, 5, 6, 7, 9], [-1, 0, 1, 0, 3])
+    assert cut(4, draft, 9, 0)[:2] == ([4], [-1])
 
 
 def test_confidence_grows_with_the_match_and_shrinks_with_doubt():

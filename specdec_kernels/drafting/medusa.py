@@ -21,6 +21,7 @@ from torch import Tensor
 from specdec_kernels.drafting.acceptance import SlotAcceptance
 from specdec_kernels.drafting.cost import DraftCost
 from specdec_kernels.drafting.none import roots_only
+from specdec_kernels.drafting.window import with_chances
 from specdec_kernels.ops.build_tree import build_tree
 from specdec_kernels.ops.topk_logprobs import topk_logprobs
 from specdec_kernels.tree import Decision, DraftTree, SamplingParams, roots_of
@@ -74,7 +75,7 @@ class MedusaDrafter:
     topk: children per token; 1 drafts chains. choices: the paths to draft from, parents first; None
         for all that topk allows.
     min_tokens: trees of fewer levels are dropped. p_min: tokens of lower probability are not
-        drafted.
+        drafted. tells_chances: trees come with their nodes' chances.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class MedusaDrafter:
         choices: Sequence[Path] | None = None,
         min_tokens: int = 0,
         p_min: float = 0.0,
+        tells_chances: bool = False,
         eos_token_ids: frozenset[int] = frozenset(),
     ):
         self.heads = heads
@@ -93,6 +95,7 @@ class MedusaDrafter:
         self.choices = choices
         self.min_tokens = max(min_tokens, 1)
         self.least = math.log(p_min) if p_min > 0 else -math.inf
+        self.tells_chances = tells_chances
         self.ends = torch.tensor(sorted(eos_token_ids), dtype=torch.int64)
         self._candidates: dict[tuple[int, int], Candidates] = {}
         self._states: Tensor | None = None  # [B, d], behind which the roots were chosen
@@ -164,6 +167,8 @@ class MedusaDrafter:
         width = max(int(most.max()), 1)
         if width < tree.width or bool((most < tree.num_nodes).any()):
             tree = build(width)
+        if self.tells_chances:
+            tree = with_chances(tree, scores)
         is_chain = not bool(known.ranks.any())
         return tree._replace(tree_mask=None, depth=None) if is_chain else tree
 
