@@ -120,15 +120,16 @@ class CombinedDrafter:
     def _weighed(self, b: int) -> dict[str, list[Node]]:
         """What row b's drafters drafted, with what their chances are worth."""
 
-        def weigh(name: str, node: Node) -> Node:
-            return node._replace(chance=self._reliability[name, b].of(node.chance))
+        def weigh(name: str, nodes: Sequence[Node]) -> list[Node]:
+            worth = self._reliability[name, b].of
+            return [Node(token, parent, worth(chance)) for token, parent, chance in nodes]
 
-        return {n: [weigh(n, node) for node in nodes] for n, nodes in self._drafts[b].items()}
+        return {name: weigh(name, nodes) for name, nodes in self._drafts[b].items()}
 
     def _learn(self, tokens: Tensor, lens: Tensor) -> None:
         """From the tokens that came since the last proposals, found room or not."""
-        for b, drafts in enumerate(self._drafts):
-            new = tokens[b, self._lens[b] : lens[b]].tolist()
+        for b, (drafts, length) in enumerate(zip(self._drafts, lens.tolist(), strict=False)):
+            new = tokens[b, self._lens[b] : length].tolist()
             for name, nodes in drafts.items():
                 for chance, right in outcomes(nodes, new):
                     self._reliability[name, b].record(chance, right)

@@ -120,7 +120,7 @@ def nodes_of(tree: DraftTree, classes: Sequence[int]) -> list[list[Node]]:
             given = [own[i] / max(own[max(parents[b][i], 0)], TINY) for i in range(n)]
         else:
             given = _by_class(parents[b][:n], CLASS_CHANCES[classes[b] - 1])
-        rows.append([Node(*node) for node in zip(tokens[b], parents[b], given, strict=False)])
+        rows.append([*map(Node._make, zip(tokens[b], parents[b], given, strict=False))])
     return rows
 
 

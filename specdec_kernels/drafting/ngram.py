@@ -94,13 +94,18 @@ def merge(
     root: int, drafts: Sequence[Sequence[int]], length: int, max_nodes: int, max_depth: int
 ) -> Row:
     """Merges continuations of `root`, the best first, behind matches of about `length` tokens."""
-    trie = Trie(root)
+    trie, deepest, least = Trie(root), max(min(max_depth, max_nodes - 1), 0), 0.0
     for draft in drafts:
-        node = 0
-        for j, token in enumerate(draft[: max(min(max_depth, max_nodes - 1), 0)]):
+        node, path = 0, 1.0
+        for j, token in enumerate(draft[:deepest]):
             child = trie.find(node, token)
             if child is None:
                 right = chance(length + j) if trie.is_leaf(node) else PARTING_CHANCE
+                if path * right <= least:
+                    break
                 child = trie.put(node, token, right)
             node = child
+            path *= trie.given[node]
+        if node == max_nodes - 1:  # the first draft fills the room: what is less likely has none
+            least = path
     return trie.cut(max_nodes)[0]
