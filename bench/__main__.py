@@ -1,5 +1,6 @@
 """python -m bench [NAME ...] [--threads N] [--json FILE] [--quick] [--flex] [--list]
-python -m bench plot FILE.json -o FILE.png"""
+python -m bench plot FILE.json -o FILE.png
+python -m bench acceptance [--method METHOD] [--json FILE]"""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from typing import Any, TextIO
 
 import torch
 
-from bench import plot
+from bench import acceptance, plot
 from bench.harness import Options, WrongResult, label, measure
 from bench.machine import load, machine_line, transformers_version, usable_cpus
 from bench.report import row, summary
@@ -34,7 +35,8 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, TextIO | None
     parser = argparse.ArgumentParser(
         prog="python -m bench",
         description="Measures the ops against their rivals and the limits of the machine.",
-        epilog="python -m bench plot FILE.json -o FILE.png draws what --json wrote.",
+        epilog="python -m bench plot FILE.json -o FILE.png draws what --json wrote; "
+        "python -m bench acceptance --help: how much of their drafts the drafters see accepted.",
     )
     cpus = usable_cpus()
     parser.add_argument("names", nargs="*", metavar="NAME", help="all when none is given")
@@ -65,6 +67,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     if argv and argv[0] == "plot":
         return plot.main(argv[1:])
+    if argv and argv[0] == "acceptance":
+        return acceptance.main(argv[1:])
     args, output = parse(argv)
     if args.list:
         print("\n".join(available()))

@@ -16,11 +16,15 @@ Tensor token_array(const char* name, const py::object& tokens) {
 }
 
 SuffixDraftOptions draft_options(int64_t max_tokens, double factor, double offset, double min_prob,
-                                 bool tree, std::vector<int32_t> stop_tokens) {
+                                 bool tree, std::vector<int32_t> stop_tokens,
+                                 std::vector<double> chances, double min_prob_beyond) {
   if (max_tokens < 0) throw py::value_error("suffix draft: expected max_tokens of at least 0");
   if (!(min_prob >= 0 && min_prob <= 1))
     throw py::value_error("suffix draft: expected min_prob from 0 to 1");
-  return {max_tokens, factor, offset, min_prob, tree, std::move(stop_tokens)};
+  if (!std::is_sorted(chances.begin(), chances.end()))
+    throw py::value_error("suffix draft: expected ascending chances");
+  return {max_tokens,         factor,         offset, min_prob, tree, std::move(stop_tokens),
+          std::move(chances), min_prob_beyond};
 }
 
 py::tuple as_tuple(const SuffixDraft& draft) {
@@ -29,17 +33,20 @@ py::tuple as_tuple(const SuffixDraft& draft) {
 
 py::tuple tree_draft(const SuffixTree& tree, const py::object& context, int64_t max_tokens,
                      double factor, double offset, double min_prob, bool as_tree,
-                     std::vector<int32_t> stop_tokens) {
+                     std::vector<int32_t> stop_tokens, std::vector<double> chances,
+                     double min_prob_beyond) {
   const Tensor t = token_array("SuffixTree.draft: context", context);
-  return as_tuple(
-      tree.draft(t.as<int32_t>(), t.shape[0],
-                 draft_options(max_tokens, factor, offset, min_prob, as_tree, stop_tokens)));
+  return as_tuple(tree.draft(t.as<int32_t>(), t.shape[0],
+                             draft_options(max_tokens, factor, offset, min_prob, as_tree,
+                                           stop_tokens, chances, min_prob_beyond)));
 }
 
 py::list batch_draft(const SuffixBatch& batch, int64_t max_tokens, double factor, double offset,
-                     double min_prob, bool as_tree, std::vector<int32_t> stop_tokens) {
+                     double min_prob, bool as_tree, std::vector<int32_t> stop_tokens,
+                     std::vector<double> chances, double min_prob_beyond) {
   const SuffixDraftOptions options =
-      draft_options(max_tokens, factor, offset, min_prob, as_tree, std::move(stop_tokens));
+      draft_options(max_tokens, factor, offset, min_prob, as_tree, std::move(stop_tokens),
+                    std::move(chances), min_prob_beyond);
   std::vector<SuffixDraft> drafts;
   {
     py::gil_scoped_release release;
@@ -120,6 +127,7 @@ void bind_tree(py::module_& m) {
       .def("draft", &tree_draft, py::arg("context"), py::arg("max_tokens"), py::arg("factor") = 1.0,
            py::arg("offset") = 0.0, py::arg("min_prob") = 0.1, py::arg("tree") = false,
            py::arg("stop_tokens") = std::vector<int32_t>(),
+           py::arg("chances") = std::vector<double>(), py::arg("min_prob_beyond") = 2.0,
            "(tokens, parents, probs, score, match_length) of the best draft.")
       .def_property_readonly("num_texts", &SuffixTree::num_texts)
       .def_property_readonly("num_tokens", &SuffixTree::num_tokens)
@@ -149,6 +157,7 @@ void bind_suffix_tree(py::module_& m) {
       .def("draft", &batch_draft, py::kw_only(), py::arg("max_tokens"), py::arg("factor") = 1.0,
            py::arg("offset") = 0.0, py::arg("min_prob") = 0.1, py::arg("tree") = false,
            py::arg("stop_tokens") = std::vector<int32_t>(),
+           py::arg("chances") = std::vector<double>(), py::arg("min_prob_beyond") = 2.0,
            "Per row (tokens, parents, probs, score, match_length).")
       .def("end", &SuffixBatch::end, py::call_guard<py::gil_scoped_release>(),
            "Nothing more will follow.")

@@ -32,8 +32,8 @@ class SpeculativeConfig:
         prediction, from the target's checkpoint or from `model`), "medusa" (Medusa heads),
         "dflash" or "dspark" (a block drafter of that kind), or "none" (the same loop without
         drafts). Without one, `model` decides by what lies there, but for "medusa". Several are
-        combined: "suffix+eagle3" merges all drafts for a row into one tree, "ngram,draft_model"
-        takes the first that has any.
+        combined: "suffix+eagle3" merges all drafts for a row into one tree of the likeliest tokens,
+        "ngram,draft_model" takes the first that has any.
     num_speculative_tokens: drafted tokens per step; None adapts every step, down to zero.
     max_speculative_tokens: the most that the adaptive choice may draft.
     prompt_lookup_min, prompt_lookup_max: shortest and longest n-gram that counts as a match.
@@ -43,7 +43,8 @@ class SpeculativeConfig:
     suffix_decoding_max_cached_requests: how many outputs of earlier calls are kept, the oldest
         leaving first; 0 keeps none. With any, sampling takes the rule "coupled", and no other.
     suffix_decoding_max_cached_tokens: how many tokens those may have together; about 50 bytes each.
-    suffix_decoding_max_spec_factor: drafted tokens per token of the match, at most.
+    suffix_decoding_max_spec_factor: drafted tokens per token of the match, at most, but for those
+        that are expected to be right once in 50 times or more, about what verifying one costs.
     suffix_decoding_min_token_prob: nothing is drafted that followed more rarely.
     suffix_decoding_tree: draft trees (True) or chains (False). None: trees, and chains under
         linear="invariant". Rule "block" always gets chains.

@@ -154,6 +154,8 @@ class DraftTree(NamedTuple):
         children were drawn from: without replacement, in slot order, none kept or dropped because
         of its own value. None when the draft is deterministic.
     draft_vocab_map: target id of each draft id, int64 [Vd]; None means equal ids.
+    chances: what the drafter holds for the probability that each node is accepted, fp32 [B, T],
+        never above that of the parent; None when it cannot tell. No verification reads it.
     """
 
     draft_token_ids: Tensor
@@ -163,6 +165,7 @@ class DraftTree(NamedTuple):
     depth: Tensor | None = None
     draft_logits: Tensor | None = None
     draft_vocab_map: Tensor | None = None
+    chances: Tensor | None = None
 
     @property
     def width(self) -> int:
@@ -179,11 +182,12 @@ class DraftTree(NamedTuple):
     def from_lists(
         tokens: Sequence[Sequence[int]],
         parents: Sequence[Sequence[int]],
+        chances: Sequence[Sequence[float]] | None = None,
         *,
         width: int | None = None,
         device: torch.device | str = "cpu",
     ) -> DraftTree:
-        """Builds the padded tensors from one token list and one parent list per row.
+        """Builds the padded tensors from one list per row of tokens, of parents and of chances.
 
         An empty row is a finished one. `width` fixes T (default: the longest row, at least 1).
         """
@@ -194,15 +198,18 @@ class DraftTree(NamedTuple):
         num_nodes = torch.tensor([len(row) for row in tokens], dtype=torch.int32, device=device)
         draft_token_ids = torch.tensor(ids, dtype=torch.int64, device=device).view(batch, size)
         parent_ids = torch.tensor(links, dtype=torch.int32, device=device).view(batch, size)
+        tree = DraftTree(draft_token_ids, parent_ids, num_nodes)
+        if chances is not None:
+            padded = [[*row, *([0.0] * (size - len(row)))] for row in chances]
+            tree = tree._replace(
+                chances=torch.tensor(padded, dtype=torch.float32, device=device).view(batch, size)
+            )
         if all(row == list(range(-1, len(row) - 1)) for row in parents) and batch == 1:
-            return DraftTree(draft_token_ids, parent_ids, num_nodes)
+            return tree
         words, depth = masks_from_parents(parents, size)
-        return DraftTree(
-            draft_token_ids,
-            parent_ids,
-            num_nodes,
-            torch.tensor(words, dtype=torch.int64, device=device).view(batch, size, -1),
-            torch.tensor(depth, dtype=torch.int32, device=device).view(batch, size),
+        return tree._replace(
+            tree_mask=torch.tensor(words, dtype=torch.int64, device=device).view(batch, size, -1),
+            depth=torch.tensor(depth, dtype=torch.int32, device=device).view(batch, size),
         )
 
 

@@ -2,6 +2,7 @@
 
 import heapq
 from collections import Counter
+from typing import NamedTuple
 
 END = -1
 
@@ -73,6 +74,39 @@ class AllNgrams:
             return ngram
         return ngram[-(self.max_depth // 2) :]
 
+    def at_the_end(self, ngram):
+        """Whether an eager tree's open text ends here, so that nothing followed yet."""
+        text = self.texts[0]
+        return self.eager and text[-1:] != [END] and tuple(text[-len(ngram) :]) == ngram
+
+
+class Path(NamedTuple):
+    """A path of a draft: the n-gram that decides what follows, and what was drafted.
+
+    begins: the n-gram begins with the match. again: the place in `drafted` where a draft that
+    reached the end of the text reads on.
+    """
+
+    ngram: tuple
+    drafted: tuple = ()
+    begins: bool = True
+    period: int = 0
+
+    def following(self, spec, counts):
+        """This path as it is continued, and {token: count} behind it."""
+        if self.period:
+            return self, {self.drafted[-self.period]: 1}
+        ngram = spec.reduced(counts, self.ngram)
+        path = self._replace(ngram=ngram, begins=self.begins and ngram == self.ngram)
+        following = spec.following(counts, ngram)
+        if not following and path.begins and path.drafted and spec.at_the_end(ngram):
+            path = path._replace(period=len(self.drafted))
+            return path, {self.drafted[0]: 1}
+        return path, following
+
+    def then(self, token):
+        return self._replace(ngram=(*self.ngram, token), drafted=(*self.drafted, token))
+
 
 def continuations(counts, ngram):
     """{token: count}, the end of a text included."""
@@ -87,30 +121,40 @@ def longest_match(counts, context, max_depth):
     return 0
 
 
-def scores(spec, counts, context, *, max_tokens, factor, offset, min_prob, stop):
+def scores(spec, counts, context, *, max_tokens, min_prob, stop, chances=(), **limits):
     """The score of the tree behind each match length, by length."""
     found = {}
     for n in range(1, longest_match(counts, context, spec.max_depth) + 1):
-        limit = max(min(max_tokens, int(n * factor + offset + 1e-6)), 0)
-        found[n] = grow(spec, counts, tuple(context[-n:]), limit, min_prob, stop)
+        within = min(max_tokens, allowed(n, **limits))
+        most = max_tokens if limits["min_prob_beyond"] <= 1 else within
+        probs = grow(spec, counts, tuple(context[-n:]), most, min_prob, stop, chances)
+        beyond = [prob for prob in probs[within:] if prob >= limits["min_prob_beyond"] - 1e-12]
+        found[n] = sum(probs[:within]) + sum(beyond)
     return found
 
 
-def grow(spec, counts, context, limit, min_prob, stop):
-    score, drafted = 0.0, 0
-    heap = [(-1.0, context)]
-    first = True
-    while heap and drafted < limit:
-        prob, ngram = heapq.heappop(heap)
-        if not first:
-            drafted += 1
-            score -= prob
-        if first or ngram[-1] not in stop:
-            ngram = spec.reduced(counts, ngram)
-            following = spec.following(counts, ngram)
+def allowed(length, *, factor, offset, min_prob_beyond):
+    return max(int(length * factor + offset + 1e-6), 0)
+
+
+def chance(chances, length):
+    return chances[min(length, len(chances)) - 1] if chances else 1.0
+
+
+def grow(spec, counts, match, limit, min_prob, stop, chances):
+    """Probabilities of the nodes of a tree, the likeliest first."""
+    probs = []
+    heap = [(-1.0, -1.0, Path(match))]
+    while heap and len(probs) < limit:
+        prob, share, path = heapq.heappop(heap)
+        if path.drafted:
+            probs.append(-prob)
+        if not path.drafted or path.drafted[-1] not in stop:
+            path, following = path.following(spec, counts)
             total = sum(following.values())
+            right = chance(chances, len(match) + len(path.drafted))
             for token, count in following.items():
-                if token != END and -prob * count / total >= min_prob - 1e-12:
-                    heapq.heappush(heap, (prob * count / total, (*ngram, token)))
-        first = False
-    return score
+                if token != END and -share * count / total >= min_prob - 1e-12:
+                    below = prob * right * count / total, share * count / total, path.then(token)
+                    heapq.heappush(heap, below)
+    return probs

@@ -12,7 +12,8 @@ from specdec_kernels.decoding.loop import Loop
 from specdec_kernels.decoding.rows import Rows
 from specdec_kernels.decoding.verify import KernelVerifier, WalkVerifier
 from specdec_kernels.drafting.factory import make_drafter
-from specdec_kernels.drafting.ngram import NgramDrafter, merge
+from specdec_kernels.drafting.matches import chance
+from specdec_kernels.drafting.ngram import PARTING_CHANCE, NgramDrafter, merge
 from specdec_kernels.drafting.none import NoDrafter
 from specdec_kernels.metrics import Metrics
 from specdec_kernels.tree import DraftTree, SamplingParams
@@ -276,22 +277,41 @@ def test_sampled_loop_does_not_depend_on_drafts():
 
 
 def test_merge_makes_a_trie():
-    tokens, parents = merge(1, [[2, 3, 4], [2, 5], [6, 3]], 20, 9)
-    paths = set()
+    tokens, parents, chances = merge(1, [[2, 3, 4], [2, 5], [6, 3]], 1, 20, 9)
+    paths = {(): 1.0}
     for slot in range(1, len(tokens)):
         path, node = [], slot
         while node > 0:
             path.insert(0, tokens[node])
             node = parents[node]
-        paths.add(tuple(path))
-    assert tokens[0] == 1 and parents[0] == -1
-    assert {(2,), (2, 3), (2, 3, 4)} <= paths and len(paths) == len(tokens) - 1
+        paths[tuple(path)] = chances[slot]
+    first, second, third = (chance(n) for n in (1, 2, 3))
+    assert paths == pytest.approx(
+        {
+            (): 1.0,
+            (2,): first,
+            (2, 3): first * second,
+            (2, 3, 4): first * second * third,
+            (2, 5): first * PARTING_CHANCE,
+            (6,): PARTING_CHANCE,
+            (6, 3): PARTING_CHANCE * second,
+        }
+    )
+    assert tokens[0] == 1 and parents[0] == -1 and chances == sorted(chances, reverse=True)
     assert all(parent < slot for slot, parent in enumerate(parents))
-    assert merge(1, [[2, 3, 4]], 0, 9) == ([], [])
-    assert merge(1, [[2, 3, 4]], 1, 9) == ([1], [-1])
-    assert merge(1, [[2, 3, 4]], 9, 0) == ([1], [-1])
-    assert merge(1, [[2, 3, 4]], 9, 2)[0] == [1, 2, 3]
-    assert len(merge(1, [[2] * 50, [3] * 50, [4] * 50], 12, 40)[0]) <= 12
+    assert merge(1, [[2, 3, 4]], 4, 0, 9) == ([], [], [])
+    assert merge(1, [[2, 3, 4]], 4, 1, 9) == ([1], [-1], [1.0])
+    assert merge(1, [[2, 3, 4]], 4, 9, 0) == ([1], [-1], [1.0])
+    assert merge(1, [[2, 3, 4]], 4, 9, 2)[0] == [1, 2, 3]
+
+
+def test_a_long_match_takes_the_room_and_a_short_one_shares_it():
+    drafts = [[2] * 50, [3] * 50, [4] * 50]
+    assert merge(1, drafts, 8, 9, 40)[0] == [1] + [2] * 8
+    tokens = merge(1, drafts, 1, 9, 40)[0]
+    assert len(tokens) == 9 and {3, 4} < set(tokens)
+    for room in range(13):
+        assert len(merge(1, drafts, 2, room, 40)[0]) == room
 
 
 def propose(drafter, rows, nodes, depth=10):

@@ -212,3 +212,26 @@ def test_more_children_than_draft_tokens():
             found = paths(tree, b)
             assert len(found) == len(set(found)) == 29
             assert {token for path in found for token in path} <= known
+
+
+@pytest.mark.parametrize("topk", [1, 3])
+@torch.no_grad()
+def test_trees_tell_their_chances(topk):
+    """The product of the head's probabilities along a path."""
+    target = Target()
+    weights = head_weights(target, ids=IDS)
+    reference = Reference(target, weights, IDS)
+    drafter = EagleDrafter(run_of(weights), topk=topk, tells_chances=True)
+    texts = Texts(drafter, target, (1, 9, 4, 30), seed=7)
+    for _ in range(3):
+        before, tree = texts.step([6, 6, 1, 0], [4, 2, 4, 4])
+        for b, text in enumerate(before):
+            for slot, path in enumerate(paths(tree, b), 1):
+                chance, given = 1.0, []
+                for depth, token in enumerate(path):
+                    logits, after = reference.behind(
+                        text, reference.features(text), list(path[:depth]), given
+                    )
+                    chance *= float(logits.softmax(-1)[token])
+                    given.append(after)
+                assert float(tree.chances[b, slot]) == pytest.approx(chance, rel=1e-3)

@@ -66,6 +66,15 @@ def test_the_likeliest_paths_by_product():
     assert tree.draft_logits is None and tree.draft_token_ids[:, 0].tolist() == [9, 9]
 
 
+def test_trees_tell_their_chances():
+    drafter = MedusaDrafter(TableHeads(TABLE), topk=4, tells_chances=True)
+    tree = propose(drafter, [0, 1], [6, 4], [9, 9])
+    assert tree.chances[0].tolist() == pytest.approx([1.0, 0.5, 0.4, 0.35, 0.28, 0.1])
+    assert tree.chances[1, :4].tolist() == pytest.approx([1.0, 0.6, 0.33, 0.3])
+    tree = propose(MedusaDrafter(TableHeads(TABLE), topk=1, tells_chances=True), [0], [9], [9])
+    assert tree.chances.tolist() == [pytest.approx([1.0, 0.5, 0.35])]
+
+
 def test_chains_have_no_mask():
     tree = propose(MedusaDrafter(TableHeads(TABLE), topk=1), [0, 1, 1], [9, 2, 0], [9, 9, 9])
     assert [paths(tree, b) for b in range(3)] == [[(1,), (1, 2)], [(3,)], []]

@@ -427,3 +427,29 @@ def test_the_depth_of_trees():
         texts, metrics = run(drafter, size=7)
         assert texts == [plain(p, 40) for p in PROMPTS]
         assert len(metrics.accepted_per_position) == deepest
+
+
+@pytest.mark.parametrize("topk", [1, 3])
+def test_trees_tell_their_chances(topk):
+    """The product of the model's probabilities along a path, where someone asks for it."""
+
+    def tree_of(tells_chances, sampling=None, **options):
+        drafter = DraftModelDrafter(Toy(3), topk=topk, tells_chances=tells_chances, **options)
+        tokens, lens = buffers(PROMPTS)
+        drafter.begin(tokens, lens, None)
+        return drafter.propose(tokens, lens, sampling, [7, 4, 0], [3, 1, 3])
+
+    tree = tree_of(True)
+    for b, nodes in enumerate(tree.num_nodes.tolist()):
+        texts, chances = [PROMPTS[b]], [1.0]
+        for slot in range(1, nodes):
+            token, parent = int(tree.draft_token_ids[b, slot]), int(tree.parents[b, slot])
+            law = logits_of(texts[parent]).softmax(0)
+            texts.append([*texts[parent], token])
+            chances.append(chances[parent] * float(law[token]))
+        assert tree.chances[b, :nodes].tolist() == pytest.approx(chances[:nodes], rel=1e-5)
+    assert sum(tree.num_nodes.tolist()) > 5
+    assert tree_of(False).chances is None
+    if topk == 1:
+        drawn = tree_of(True, settings(), probabilistic=True, rule="token")
+        assert drawn.chances is None and drawn.draft_logits is not None

@@ -5,7 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec_kernels.drafting.combined import CombinedDrafter, merge_nodes, nodes_of
+from specdec_kernels.drafting.acceptance import Reliability
+from specdec_kernels.drafting.combined import CombinedDrafter
+from specdec_kernels.drafting.merging import Node, merge_nodes, nodes_of, outcomes
 from specdec_kernels.ops.verify_greedy import verify_greedy
 from specdec_kernels.tree import Decision, DraftTree
 
@@ -42,6 +44,11 @@ class Scripted:
         self.features.append(features)
 
 
+def pairs_of(tree):
+    """Per row the tokens and parents of its nodes."""
+    return [[node[:2] for node in row] for row in nodes_of(tree, [1] * len(tree.num_nodes))]
+
+
 def chain(*tokens):
     return [(token, i - 1) for i, token in enumerate(tokens)]
 
@@ -61,7 +68,7 @@ def test_merged_rows_share_what_both_drafted():
     assert both.hidden_layers == (4, 2, 9)
     assert both.confidence(TEXT, LENS) == [4 + 3, 4 + 1, 0]
     tree = both.propose(TEXT, LENS, None, [20, 20, 1], [9, 9, 9])
-    assert nodes_of(tree) == [
+    assert pairs_of(tree) == [
         [(1, -1), (7, 0), (9, 1), (9, 2), (8, 1)],
         [(2, -1), (6, 0)],
         [(3, -1)],
@@ -73,7 +80,7 @@ def test_the_first_that_has_a_draft_serves_a_row():
     first, second, order = combine(merge=False)
     assert order.confidence(TEXT, LENS) == [2, 4 + 1, 0]
     tree = order.propose(TEXT, LENS, None, [20, 20, 20], [9, 9, 9])
-    assert nodes_of(tree) == [[(1, -1), (7, 0), (8, 1)], [(2, -1), (6, 0)], [(3, -1)]]
+    assert pairs_of(tree) == [[(1, -1), (7, 0), (8, 1)], [(2, -1), (6, 0)], [(3, -1)]]
     assert first.asked == [[20, 1, 1]] and second.asked == [[1, 20, 1]]
 
 
@@ -171,8 +178,9 @@ def test_begin_and_end_reach_all():
 def drafts(draw):
     def tree():
         size = draw(st.integers(1, 9))
-        return [(9, -1)] + [
-            (draw(st.integers(0, 3)), draw(st.integers(0, i))) for i in range(size - 1)
+        return [Node(9, -1)] + [
+            Node(draw(st.integers(0, 3)), draw(st.integers(0, i)), draw(st.floats(0, 1)))
+            for i in range(size - 1)
         ]
 
     return {name: distinct(tree()) for name in draw(st.sampled_from(["a", "ab", "abc"]))}
@@ -181,39 +189,106 @@ def drafts(draw):
 def distinct(nodes):
     """Without the nodes that repeat a sibling, or hang on one that does."""
     kept, slots, seen = [], {-1: -1}, set()
-    for i, (token, parent) in enumerate(nodes):
+    for i, (token, parent, chance) in enumerate(nodes):
         if parent in slots and (slots[parent], token) not in seen:
             seen.add((slots[parent], token))
             slots[i] = len(kept)
-            kept.append((token, slots[parent]))
+            kept.append(Node(token, slots[parent], chance))
     return kept
 
 
-def paths(nodes):
+def paths(tokens, parents):
     found = []
-    for token, parent in nodes:
+    for token, parent in zip(tokens, parents, strict=True):
         found.append((*(found[parent] if parent >= 0 else ()), token))
     return found
 
 
+def paths_of(nodes):
+    return paths([node.token for node in nodes], [node.parent for node in nodes])
+
+
 @given(drafts(), st.integers(0, 30))
-def test_merged_trees_hold_paths_of_their_parts_and_use_the_room(parts, room):
-    row = merge_nodes(9, parts, room)
-    merged = paths(zip(row.tokens, row.parents, strict=True))
-    union = {path for nodes in parts.values() for path in paths(nodes)}
-    assert len(set(merged)) == len(merged) == min(room, len(union)) and set(merged) <= union
-    for name, slots in row.slots.items():
-        for path, slot in zip(paths(parts[name]), slots, strict=True):
+def test_merged_trees_hold_the_likeliest_paths_of_their_parts(parts, room):
+    row, slots = merge_nodes(9, parts, room)
+    merged = paths(row.tokens, row.parents)
+    given_by = {}  # the best chance that a drafter gives the path's last token
+    for nodes in parts.values():
+        for path, node in zip(paths_of(nodes), nodes, strict=True):
+            given_by[path] = max(given_by.get(path, 0.0), node.chance)
+    chances = {}
+    for path in sorted(given_by, key=len):
+        chances[path] = chances.get(path[:-1], 1.0) * given_by[path]
+    assert len(set(merged)) == len(merged) == min(room, len(chances)) and set(merged) <= set(
+        chances
+    )
+    assert row.chances == pytest.approx([chances[path] for path in merged])
+    left = [chance for path, chance in chances.items() if path not in merged]
+    assert max(left, default=0.0) <= min(row.chances, default=1.0)
+    for name, own in slots.items():
+        for path, slot in zip(paths_of(parts[name]), own, strict=True):
             assert slot < 0 or merged[slot] == path
             assert slot >= 0 or path not in merged
 
 
-@pytest.mark.parametrize("room", [2, 5, 9, 17])
-def test_the_preferred_draft_gets_most_of_the_room(room):
-    parts = {"a": chain(9, *range(30)), "b": chain(9, *range(50, 80))}
-    row = merge_nodes(9, parts, room)
-    of_a, of_b = (sum(slot > 0 for slot in row.slots[name]) for name in "ab")
-    assert of_a + of_b == room - 1 and of_b == min((room - 1) // 4, 4)
+@pytest.mark.parametrize("room", [3, 5, 9, 17])
+def test_equal_drafts_share_the_room(room):
+    parts = {
+        name: [Node(9, -1), *(Node(t, i, 0.8) for i, t in enumerate(range(start, start + 30)))]
+        for name, start in (("a", 0), ("b", 50))
+    }
+    _, slots = merge_nodes(9, parts, room)
+    of_a, of_b = (sum(slot > 0 for slot in slots[name]) for name in "ab")
+    assert of_a == of_b == (room - 1) // 2
+
+
+def test_a_drafter_that_is_always_right_gets_nearly_all_the_room():
+    """Both claim the same; after some steps what became of it decides, in each row alone."""
+    right, wrong = Scripted([3, 3], []), Scripted([3, 3], [])
+    both = CombinedDrafter({"wrong": wrong, "right": right}, merge=True)
+    text = torch.arange(400, dtype=torch.int32).repeat(2, 1)
+    shares = []
+    for length in range(5, 300, 5):
+        root, behind = length - 1, range(length, length + 12)
+        true, false = chain(root, *behind), chain(root, *(9000 + t for t in behind))
+        right.trees, wrong.trees = [true, false], [false, true]
+        lens = torch.tensor([length, length], dtype=torch.int32)
+        both.confidence(text, lens)
+        tree = both.propose(text, lens, None, [9, 9], [12, 12])
+        assert tree.num_nodes.tolist() == [9, 9]
+        shares.append([sum(t < 9000 for t in row[1:]) for row in tree.draft_token_ids.tolist()])
+    assert shares[0] == [4, 4]
+    assert all(min(share) >= 7 for share in shares[20:])
+
+
+def test_reliability_moves_from_the_claim_to_what_was_seen():
+    known = Reliability()
+    assert [known.of(c) for c in (0.0, 0.5, 1.0)] == [0.0, 0.5, 1.0]
+    for i in range(40):
+        known.record(0.5, i % 4 == 0)
+    assert known.of(0.5) == pytest.approx(0.25, abs=0.08)
+    assert known.of(0.9) == 0.9  # of such chances nothing is known
+    for _ in range(200):
+        known.record(0.5, True)
+    assert known.of(0.5) > 0.9
+
+
+def test_outcomes_are_those_of_nodes_whose_parents_were_right():
+    """Whether or not they found room; what lies behind the known text is not judged."""
+    nodes = [
+        Node(9, -1), Node(1, 0, 0.6), Node(2, 0, 0.3), Node(3, 1, 0.5), Node(4, 2, 0.7),
+        Node(5, 3, 0.2),
+    ]  # fmt: skip
+    assert list(outcomes(nodes, [1, 3])) == [(0.6, True), (0.3, False), (0.5, True)]
+    assert list(outcomes(nodes, [2, 8, 8])) == [(0.6, False), (0.3, True), (0.7, False)]
+    assert list(outcomes(nodes, [])) == [] and list(outcomes(nodes[:1], [1])) == []
+
+
+def test_siblings_without_chances_share_that_of_the_class():
+    tree = DraftTree.from_lists([[9, 1, 2, 3], [9]], [[-1, 0, 0, 1], [-1]])
+    rows = nodes_of(tree, [3, 0])
+    assert [n.chance for n in rows[0][1:]] == pytest.approx([0.75, 0.25 * 0.75, 0.75])
+    assert len(rows[1]) == 1
 
 
 def test_verified_trees_keep_the_longest_of_both():

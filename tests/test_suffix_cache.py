@@ -3,12 +3,15 @@
 import random
 import struct
 import threading
+from itertools import accumulate
+from operator import mul
 
 import pytest
 import torch
 
 from specdec_kernels import native
-from specdec_kernels.drafting.suffix import SuffixDrafter, cut
+from specdec_kernels.drafting.matches import chance
+from specdec_kernels.drafting.suffix import WORTH_A_SLOT, SuffixDrafter, cut
 from specdec_kernels.drafting.suffix_cache import SuffixCache, little_endian
 
 pytestmark = pytest.mark.skipif(native.cpu is None, reason=str(native.cpu_error))
@@ -78,11 +81,43 @@ def test_outputs_are_kept_and_prompts_are_not():
 def test_the_better_of_text_and_cache_wins():
     """Score first, the text's own when equal."""
     cache = make()
-    generate(cache, [1], [5, 6, 7, 20])
+    followed = [*range(20, 30)]
+    generate(cache, [1], [5, 6, 7, *followed])
     own = [5, 6, 7, 30, 5, 6, 7]
     assert propose(drafter(cache), [own])[1][0][0][:2] == [7, 30]
     split = [5, 6, 7, 31, 5, 6, 7, 32, 5, 6, 7, 33, 5, 6, 7]
-    assert propose(drafter(cache, max_spec_factor=0.34), [split]) == ([2], [([7, 20], [-1, 0])])
+    assert propose(drafter(cache), [split]) == ([2], [([7, *followed[:8]], [*range(-1, 8)])])
+
+
+@pytest.mark.parametrize("factor", [1.0, 20.0])
+def test_beyond_the_factor_goes_what_is_likely_enough(factor):
+    """A token of a match drafts `factor` tokens, and more while a slot for them pays."""
+    text = [1, 50, *range(2, 30), 50]
+    tokens = propose(drafter(max_draft=40, max_spec_factor=factor), [text], nodes=41, depth=40)[1]
+    drafted = tokens[0][0][1:]
+    chances = [*accumulate(map(chance, range(1, 40)), mul)]
+    paying = sum(c >= WORTH_A_SLOT for c in chances)
+    assert 1 < paying < 20
+    assert drafted == text[2 : 2 + max(paying, int(factor))]
+
+
+def test_a_draft_begins_again_where_the_text_ends():
+    """A text that turns in a circle is followed as far as the room goes."""
+    text = [1, 2, 40, 41, 42, 40, 41]
+    ((tokens, parents),) = propose(drafter(max_draft=12), [text], nodes=13, depth=12)[1]
+    assert tokens == [41, *[42, 40, 41] * 4] and parents == [*range(-1, 12)]
+
+
+def test_trees_tell_their_chances():
+    """Shares of what followed times what a match of that length is worth."""
+    text = [1, 2, 9, 4, 1, 2, 8, 4, 1, 2, 9, 5, 1, 2]
+    one = drafter()
+    tokens, lens = ragged([text])
+    one.confidence(tokens, lens)
+    tree = one.propose(tokens, lens, None, [3], [8])
+    assert tree.draft_token_ids.tolist() == [[2, 9, 8]]
+    expected = [1.0, chance(2) * 2 / 3, chance(2) / 3]
+    assert tree.chances[0].tolist() == pytest.approx(expected)
 
 
 def test_more_frequent_continuations_come_first():
@@ -121,12 +156,12 @@ def test_drafts_end_at_an_eos():
 
 def test_a_cut_draft_is_a_tree_of_its_likeliest_nodes():
     draft = ([5, 6, 7, 8, 9], [-1, 0, -1, 1, 2], [1.0] * 5, 5.0, 3)
-    assert cut(4, draft, 0, 9) == ([], [])
-    assert cut(4, draft, 1, 9) == ([4], [-1])
-    assert cut(4, draft, 4, 9) == ([4, 5, 6, 7], [-1, 0, 1, 0])
-    assert cut(4, draft, 9, 1) == ([4, 5, 7], [-1, 0, 0])
-    assert cut(4, draft, 9, 2) == ([4, 5, 6, 7, 9], [-1, 0, 1, 0, 3])
-    assert cut(4, draft, 9, 0) == ([4], [-1])
+    assert cut(4, draft, 0, 9)[:2] == ([], [])
+    assert cut(4, draft, 1, 9)[:2] == ([4], [-1])
+    assert cut(4, draft, 4, 9)[:2] == ([4, 5, 6, 7], [-1, 0, 1, 0])
+    assert cut(4, draft, 9, 1)[:2] == ([4, 5, 7], [-1, 0, 0])
+    assert cut(4, draft, 9, 2)[:2] == ([4, 5, 6, 7, 9], [-1, 0, 1, 0, 3])
+    assert cut(4, draft, 9, 0)[:2] == ([4], [-1])
 
 
 def test_confidence_grows_with_the_match_and_shrinks_with_doubt():

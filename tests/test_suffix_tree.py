@@ -6,7 +6,16 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from suffix_reference import END, AllNgrams, continuations, longest_match, scores
+from suffix_reference import (
+    END,
+    AllNgrams,
+    Path,
+    allowed,
+    chance,
+    continuations,
+    longest_match,
+    scores,
+)
 
 from specdec_kernels import native
 
@@ -131,15 +140,16 @@ def test_fuzz_counts_of_one_eager_text(parts, max_depth):
     offset=st.sampled_from([-1.0, 0.0, 2.0]),
     min_prob=st.sampled_from([0.0, 0.1, 0.3, 1.0]),
     stop=st.lists(st.integers(0, 3), max_size=1),
+    chances=st.sampled_from([(), (0.2, 0.5, 0.9), (1.0,)]),
+    min_prob_beyond=st.sampled_from([0.0, 0.15, 2.0]),
     eager=st.booleans(),
 )
-def test_fuzz_drafts(parts, max_depth, max_tokens, factor, offset, min_prob, stop, eager):
+def test_fuzz_drafts(parts, max_depth, stop, eager, **options):
     pair = Pair(max_depth, eager)
     pair.open()
     for part in parts:
         pair.extend(0, part)
     counts, context = pair.check(), pair.said[-12:]
-    options = dict(max_tokens=max_tokens, factor=factor, offset=offset, min_prob=min_prob)
     for tree in (True, False):
         draft = pair.tree.draft(ints(context), tree=tree, stop_tokens=stop, **options)
         check_draft(draft, pair.spec, counts, context, tree, stop, **options)
@@ -151,27 +161,30 @@ def test_fuzz_drafts(parts, max_depth, max_tokens, factor, offset, min_prob, sto
             assert draft[3] == pytest.approx(by_length.get(draft[4], 0.0))
 
 
-def check_draft(draft, spec, counts, context, tree, stop, *, max_tokens, factor, offset, min_prob):
+def check_draft(
+    draft, spec, counts, context, tree, stop, *, max_tokens, min_prob, chances, **limits
+):
     """Every node continues its path as often as it says; nothing is beyond a bound."""
     tokens, parents, probs, score, length = draft
-    assert len(tokens) <= max(min(max_tokens, int(length * factor + offset + 1e-6)), 0)
+    assert len(tokens) <= max_tokens
+    least = limits["min_prob_beyond"] - 1e-12
+    assert all(prob >= least for prob in probs[allowed(length, **limits) :])
     assert score == pytest.approx(sum(probs))
-    ngrams, paths, path_probs = [], [], []
+    paths, shares = [], []
     for i, (token, parent, prob) in enumerate(zip(tokens, parents, probs, strict=True)):
         assert parent < i and (tree or parent == i - 1)
-        before = tuple(context[-length:]) if parent < 0 else ngrams[parent]
-        before = spec.reduced(counts, before)
-        following = spec.following(counts, before)
+        before = Path(tuple(context[-length:])) if parent < 0 else paths[parent]
+        before, following = before.following(spec, counts)
         share = following[token] / sum(following.values())
-        expected = share * (1.0 if parent < 0 else path_probs[parent])
-        assert prob == pytest.approx(expected) and prob >= min_prob
+        right = chance(chances, length + len(before.drafted))
+        assert prob == pytest.approx(share * right * (1.0 if parent < 0 else probs[parent]))
+        shares.append(share * (1.0 if parent < 0 else shares[parent]))
+        assert shares[-1] >= min_prob - 1e-12
         assert parent < 0 or tokens[parent] not in stop
         if not tree:
             assert following[token] == max(c for t, c in following.items() if t >= 0)
-        ngrams.append((*before, token))
-        paths.append((token,) if parent < 0 else (*paths[parent], token))
-        path_probs.append(prob)
-    assert len(set(paths)) == len(paths)
+        paths.append(before.then(token))
+    assert len({path.drafted for path in paths}) == len(paths)
     assert probs == sorted(probs, reverse=True)
 
 

@@ -14,8 +14,13 @@ constexpr int kMaxSuffixDepth = 1024;
 int check_suffix_depth(int max_depth);  // returns it, or throws std::invalid_argument
 
 // What bounds a draft, in arctic-inference's and vLLM's terms: at most max_tokens nodes and at most
-// factor * match length + offset; nothing below min_prob is drafted, nor anything behind a stop
-// token.
+// factor * match length + offset; nothing of a lower share of what followed the match than
+// min_prob, nor anything behind a stop token.
+//
+// A node's probability is its share times, for it and each node above, the chance that a text goes
+// on at all as it did before: chances[n - 1] behind a match of n tokens (drafted ones count), the
+// last one for longer matches; ascending, or empty for certainty. Nodes of at least min_prob_beyond
+// are not bound by factor and offset.
 struct SuffixDraftOptions {
   int64_t max_tokens;
   double factor = 1.0;
@@ -23,6 +28,8 @@ struct SuffixDraftOptions {
   double min_prob = 0.1;
   bool tree = false;
   std::vector<int32_t> stop_tokens = {};
+  std::vector<double> chances = {};
+  double min_prob_beyond = 2.0;
 };
 
 // tokens and parents of a tree (-1 hangs below the context's last token), in the order in which it
@@ -79,7 +86,8 @@ class SuffixTree {
   int longest_match(const int32_t* context, int64_t length) const;
   // The draft with the best score among those of all match lengths, of the longer match if equal.
   // It may be deeper than the tree: behind an n-gram of max_depth tokens comes what followed in the
-  // text, if it occurred once, else what followed the latter half of it.
+  // text, if it occurred once, else what followed the latter half of it. In an eager tree, whose
+  // text the context is, a draft that reaches the end of the text begins again.
   SuffixDraft draft(const int32_t* context, int64_t length,
                     const SuffixDraftOptions& options) const;
 

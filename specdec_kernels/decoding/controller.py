@@ -13,11 +13,10 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from specdec_kernels.drafting import CLASSES
+from specdec_kernels.drafting import CLASS_CHANCES, CLASSES
 from specdec_kernels.drafting.cost import DraftCost
 
 SIZES = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
-PRIOR_ACCEPTANCE = (0.3, 0.55, 0.75, 0.9)  # by class of confidence
 PRIOR_WEIGHT = 4.0
 MEMORY = 0.93
 PRIOR_SLOT_COST = 0.03
@@ -76,7 +75,7 @@ class AcceptanceModel:
             )
 
     def probability(self, confidence: int) -> float:
-        prior = PRIOR_ACCEPTANCE[(confidence - 1) % CLASSES]
+        prior = CLASS_CHANCES[(confidence - 1) % CLASSES]
         with self._lock:
             right, tried = self._counts.get(confidence, (0.0, 0.0))
         return min((right + PRIOR_WEIGHT * prior) / (tried + PRIOR_WEIGHT), 0.995)

@@ -1,13 +1,16 @@
-"""What a draft tree of a given size brings, learnt from the slots that verifications kept."""
+"""What drafts bring, learnt from what became of them."""
 
 from __future__ import annotations
 
 import threading
+from bisect import bisect
 
 MEMORY = 0.98
 PRIOR_WEIGHT = 4.0
 PRIOR_FIRST, PRIOR_FALL = 0.5, 1.2
 LIKELIEST = 0.98
+CHANCE_BOUNDS = (0.05, 0.15, 0.3, 0.45, 0.6, 0.75, 0.85, 0.93, 0.97)
+CHANCE_WEIGHT = 8.0
 
 
 class SlotAcceptance:
@@ -47,3 +50,24 @@ class SlotAcceptance:
             for k, n, p in zip(kept, tried, prior, strict=False)
         )
         return 1.0 + sum(rates)
+
+
+class Reliability:
+    """How often tokens are right to which a drafter gave a chance, beside that chance.
+
+    Learnt for like chances at once; not for several threads.
+    """
+
+    def __init__(self) -> None:
+        bins = len(CHANCE_BOUNDS) + 1
+        self._tried, self._right = [0.0] * bins, [0.0] * bins
+
+    def record(self, chance: float, right: bool) -> None:
+        i = bisect(CHANCE_BOUNDS, chance)
+        self._tried[i] = MEMORY * self._tried[i] + 1.0
+        self._right[i] = MEMORY * self._right[i] + right
+
+    def of(self, chance: float) -> float:
+        """What the drafter's chance is worth."""
+        i = bisect(CHANCE_BOUNDS, chance)
+        return (self._right[i] + CHANCE_WEIGHT * chance) / (self._tried[i] + CHANCE_WEIGHT)

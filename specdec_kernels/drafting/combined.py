@@ -2,40 +2,32 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from specdec_kernels.drafting import CLASSES, Drafter
-from specdec_kernels.tree import ROOT_PARENT, Decision, DraftTree, SamplingParams, roots_of
-
-
-class Row(NamedTuple):
-    """One row of a combined tree.
-
-    tokens, parents: in slot order. slots: per drafter the slot of each of its own nodes, -1 where
-    a node found no room.
-    """
-
-    tokens: list[int]
-    parents: list[int]
-    slots: dict[str, list[int]]
-
-    def depth(self, name: str) -> int:
-        """Levels below the root that a drafter's nodes reach."""
-        depths = [0]
-        for parent in self.parents[1:]:
-            depths.append(depths[parent] + 1)
-        return max((depths[slot] for slot in self.slots.get(name, ()) if slot >= 0), default=0)
+from specdec_kernels.drafting.acceptance import Reliability
+from specdec_kernels.drafting.merging import (
+    Merged,
+    Node,
+    Row,
+    merge_nodes,
+    nodes_of,
+    outcomes,
+    tree_of,
+)
+from specdec_kernels.tree import Decision, DraftTree, SamplingParams, roots_of
 
 
 class CombinedDrafter:
     """Drafters by name, the first preferred.
 
-    merge: True merges what all of them draft for a row into one tree, the surest one's first; False
-        takes the first drafter that has anything for the row.
+    merge: True merges what all of them draft for a row into one tree of the tokens that are
+        likeliest to be accepted, as each drafter holds and as its chances proved in this row so
+        far; False takes the first drafter that has anything for the row.
     record: told per row and drafter, after each verification, how deep that one had drafted and how
         many of its tokens were kept; a token that several drafted counts for each, one that found
         no room for none.
@@ -56,9 +48,14 @@ class CombinedDrafter:
         )
         self._classes: dict[str, list[int]] = {}
         self._trees: dict[str, DraftTree] = {}
-        self._rows: list[Row] = []
+        self._rows: list[Merged] = []
+        self._drafts: list[dict[str, list[Node]]] = []
+        self._lens: list[int] = []
+        self._reliability: dict[tuple[str, int], Reliability] = defaultdict(Reliability)
 
     def begin(self, tokens: Tensor, lens: Tensor, features: Tensor | None) -> None:
+        self._drafts = []
+        self._reliability.clear()
         for name, part in self.parts.items():
             part.begin(tokens, lens, self._features_of(name, features))
 
@@ -67,7 +64,9 @@ class CombinedDrafter:
             part.end(tokens, lens)
 
     def confidence(self, tokens: Tensor, lens: Tensor) -> list[int]:
-        """The class of each row's first drafter; every drafter has CLASSES of its own."""
+        """The class of each row's surest drafter; every drafter has CLASSES of its own."""
+        if self.merge:
+            self._learn(tokens, lens)
         self._classes = {name: part.confidence(tokens, lens) for name, part in self.parts.items()}
         return [self._class(b) for b in range(tokens.shape[0])]
 
@@ -86,22 +85,19 @@ class CombinedDrafter:
                 for most, order in zip(max_nodes, orders, strict=True)
             ]
             self._trees[name] = part.propose(tokens, lens, sampling, nodes, max_depth)
+        lists = {name: nodes_of(tree, self._classes[name]) for name, tree in self._trees.items()}
+        self._lens = lens.tolist()
+        self._drafts = [{name: lists[name][b] for name in order} for b, order in enumerate(orders)]
         drafted = [name for name, tree in self._trees.items() if any(tree.drafted_depth())]
         if len(drafted) == 1:  # handed on as it is: it may have been drawn
-            tree = self._trees[drafted[0]]
-            self._rows = [alone(drafted[0], nodes) for nodes in nodes_of(tree)]
-            return tree
+            self._rows = [_alone(drafted[0], nodes) for nodes in lists[drafted[0]]]
+            return self._trees[drafted[0]]
         roots = roots_of(tokens, lens).tolist()
-        lists = {name: nodes_of(tree) for name, tree in self._trees.items()}
         self._rows = [
-            merge_nodes(root, {name: lists[name][b] for name in order}, most)
-            for b, (root, order, most) in enumerate(zip(roots, orders, max_nodes, strict=True))
+            merge_nodes(root, self._weighed(b), most)
+            for b, (root, most) in enumerate(zip(roots, max_nodes, strict=True))
         ]
-        return DraftTree.from_lists(
-            [row.tokens for row in self._rows],
-            [row.parents for row in self._rows],
-            device=tokens.device,
-        )
+        return tree_of([merged.row for merged in self._rows], tokens.device)
 
     def commit(self, decision: Decision, features: Tensor | None) -> None:
         for name, tree in self._trees.items():
@@ -120,6 +116,23 @@ class CombinedDrafter:
                 )
                 own = self._to_the_end(tree, decision, own)
             self.parts[name].commit(own, hidden)
+
+    def _weighed(self, b: int) -> dict[str, list[Node]]:
+        """What row b's drafters drafted, with what their chances are worth."""
+
+        def weigh(name: str, nodes: Sequence[Node]) -> list[Node]:
+            worth = self._reliability[name, b].of
+            return [Node(token, parent, worth(chance)) for token, parent, chance in nodes]
+
+        return {name: weigh(name, nodes) for name, nodes in self._drafts[b].items()}
+
+    def _learn(self, tokens: Tensor, lens: Tensor) -> None:
+        """From the tokens that came since the last proposals, found room or not."""
+        for b, (drafts, length) in enumerate(zip(self._drafts, lens.tolist(), strict=False)):
+            new = tokens[b, self._lens[b] : length].tolist()
+            for name, nodes in drafts.items():
+                for chance, right in outcomes(nodes, new):
+                    self._reliability[name, b].record(chance, right)
 
     def _class(self, b: int) -> int:
         order = self._order(b)
@@ -178,62 +191,6 @@ def along(path: Tensor, features: Tensor) -> Tensor:
     return features.gather(1, slots[..., None].expand(-1, -1, features.shape[-1]))
 
 
-def alone(name: str, nodes: Sequence[tuple[int, int]]) -> Row:
-    return Row(
-        [token for token, _ in nodes], [parent for _, parent in nodes], {name: [*range(len(nodes))]}
-    )
-
-
-def nodes_of(tree: DraftTree) -> list[list[tuple[int, int]]]:
-    """Per row the tokens and parents of its nodes, the root included."""
-    tokens, parents = tree.draft_token_ids.tolist(), tree.parents.tolist()
-    return [
-        list(zip(tokens[b][:n], parents[b][:n], strict=True))
-        for b, n in enumerate(tree.num_nodes.tolist())
-    ]
-
-
-def merge_nodes(root: int, drafts: Mapping[str, Sequence[tuple[int, int]]], max_nodes: int) -> Row:
-    """Merges trees that share `root` into one of at most max_nodes nodes.
-
-    drafts: (token, parent) of each node in slot order, roots included, the preferred draft first.
-    It gets three quarters of the room, the others share the rest, and what one does not need goes
-    to the others in that order.
-    """
-    if max_nodes < 1:
-        return Row([], [], {})
-    row = Row([root], [ROOT_PARENT], {name: [-1] * len(nodes) for name, nodes in drafts.items()})
-    children: dict[tuple[int, int], int] = {}
-    reserved = min((max_nodes - 1) // 4, 4 * (len(drafts) - 1)) if len(drafts) > 1 else 0
-    share = reserved // max(len(drafts) - 1, 1)
-    for rank, (name, nodes) in enumerate(drafts.items()):
-        limit = max_nodes - reserved if rank == 0 else min(len(row.tokens) + share, max_nodes)
-        _insert(row, children, name, nodes, limit)
-    for name, nodes in drafts.items():
-        _insert(row, children, name, nodes, max_nodes)
-    return row
-
-
-def _insert(
-    row: Row,
-    children: dict[tuple[int, int], int],
-    name: str,
-    nodes: Sequence[tuple[int, int]],
-    limit: int,
-) -> None:
-    slots = row.slots[name]
-    for own, (token, parent) in enumerate(nodes):
-        if own == 0:
-            slots[0] = 0
-            continue
-        above = slots[parent]
-        if slots[own] >= 0 or above < 0:
-            continue
-        slot = children.get((above, token))
-        if slot is None:
-            if len(row.tokens) >= limit:
-                continue
-            slot = children[above, token] = len(row.tokens)
-            row.tokens.append(token)
-            row.parents.append(above)
-        slots[own] = slot
+def _alone(name: str, nodes: Sequence[Node]) -> Merged:
+    row = Row([n.token for n in nodes], [n.parent for n in nodes], [n.chance for n in nodes])
+    return Merged(row, {name: [*range(len(nodes))]})

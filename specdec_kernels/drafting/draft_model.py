@@ -16,11 +16,12 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from specdec_kernels.drafting.cost import DraftCost
 from specdec_kernels.drafting.draw import is_sampled, next_tokens
 from specdec_kernels.drafting.none import roots_only
-from specdec_kernels.drafting.window import BestFirst, Reader, chains, read, slots_in
+from specdec_kernels.drafting.window import BestFirst, Reader, chains, read, slots_in, with_chances
 from specdec_kernels.ops.topk_logprobs import topk_logprobs
 from specdec_kernels.tree import Decision, DraftTree, SamplingParams, roots_of
 
@@ -49,7 +50,8 @@ class DraftModelDrafter:
         the logits that they were drawn from. Under rule "coupled" they are drawn with the target's
         own noise instead, so that the two agree as often as they can.
     depth: levels of a tree, at most. min_tokens: shorter drafts are dropped. p_min: tokens of lower
-        probability are not drafted.
+        probability are not drafted. tells_chances: trees come with their nodes' chances, unless
+        they were drawn.
     """
 
     hidden_layers: Sequence[int] = ()
@@ -64,6 +66,7 @@ class DraftModelDrafter:
         depth: int | None = None,
         min_tokens: int = 0,
         p_min: float = 0.0,
+        tells_chances: bool = False,
         eos_token_ids: frozenset[int] = frozenset(),
     ):
         self.model = model
@@ -73,6 +76,7 @@ class DraftModelDrafter:
         self.deepest = sys.maxsize if depth is None or topk == 1 else depth
         self.min_tokens = max(min_tokens, 1)
         self.least = math.log(p_min) if p_min > 0 else -math.inf
+        self.tells_chances = tells_chances
         self.eos_token_ids = eos_token_ids
         self._roots: list[int] = []  # their positions
         self._trees: tuple[DraftTree, DraftTree] | None = None  # as last read, as proposed
@@ -165,12 +169,14 @@ class DraftModelDrafter:
         drawn = self._is_drawn(sampling)
         ids: list[Tensor] = [roots]
         laws: list[Tensor | None] = []
+        logprobs: list[Tensor] = []
         counts, going = [0] * len(depths), [depth > 0 for depth in depths]
         while any(going):
             if laws:
                 logits = self._read(ids[-1], [int(on) for on in going])[:, 0]
             token, law = self._next(logits, sampling, len(laws), drawn)
-            unlikely = self._unlikely(logits)
+            logprobs.append(self._best_logprobs(logits, drawn))
+            unlikely = (logprobs[-1] < self.least).tolist()
             ids.append(token[:, None])
             laws.append(law)
             for b, value in enumerate(token.tolist()):
@@ -183,9 +189,13 @@ class DraftModelDrafter:
         nodes = [n + 1 if most else 0 for n, most in zip(counts, max_nodes, strict=True)]
         # No slot hangs on the last one: any row of logits will do there.
         drawn_from = [law for law in (*laws, laws[-1])[:width] if law is not None]
-        return chains(
+        tree = chains(
             torch.cat(ids, 1)[:, :width], nodes, torch.stack(drawn_from, 1) if drawn_from else None
         )
+        if drawn or not self.tells_chances:
+            return tree
+        chances = torch.stack(logprobs, 1)[:, : width - 1].cumsum(1).exp()
+        return tree._replace(chances=pad(chances, (1, 0), value=1.0))
 
     def _is_drawn(self, sampling: SamplingParams | None) -> bool:
         return self.probabilistic and is_sampled(sampling)
@@ -196,12 +206,11 @@ class DraftModelDrafter:
         """Tokens int64 [B] behind drafts of `depth` tokens, and the logits of a draw."""
         return next_tokens(logits, sampling, depth, drawn=drawn, rule=self.rule)
 
-    def _unlikely(self, logits: Tensor) -> list[bool]:
-        """Whether each row's best token has too low a probability."""
-        if self.least == -math.inf:
-            return [False] * len(logits)
-        logprobs, _, _ = topk_logprobs(logits, 1)
-        return (logprobs[:, 0] < self.least).tolist()
+    def _best_logprobs(self, logits: Tensor, drawn: bool) -> Tensor:
+        """[B], of each row's best token; 0 where nobody asks."""
+        if self.least == -math.inf and (drawn or not self.tells_chances):
+            return logits.new_zeros(len(logits))
+        return topk_logprobs(logits, 1)[0][:, 0]
 
     def _best_tree(
         self, roots: Tensor, logits: Tensor, max_nodes: Sequence[int], depths: list[int]
@@ -219,6 +228,8 @@ class DraftModelDrafter:
             eos_token_ids=self.eos_token_ids,
         )
         tree, window = growth.grow(roots[:, 0], logits)
+        if self.tells_chances:
+            tree = with_chances(tree, growth.scores)
         if window is None:
             kv.set_lens([have + (depth > 0) for have, depth in zip(kv.lens, depths, strict=True)])
         else:

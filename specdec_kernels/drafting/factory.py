@@ -101,6 +101,7 @@ def _by_model(
         topk=config.children_in_draft,
         min_tokens=config.draft_min_tokens,
         p_min=config.draft_p_min,
+        tells_chances=config.merges,
         eos_token_ids=eos_token_ids,
     )
     if isinstance(sources.model, Heads):

@@ -22,6 +22,7 @@ from torch import Tensor
 from specdec_kernels.drafting.acceptance import SlotAcceptance
 from specdec_kernels.drafting.cost import DraftCost
 from specdec_kernels.drafting.none import roots_only
+from specdec_kernels.drafting.window import with_chances
 from specdec_kernels.ops.build_tree import build_tree
 from specdec_kernels.ops.topk_logprobs import topk_logprobs
 from specdec_kernels.tree import Decision, DraftTree, SamplingParams, roots_of
@@ -70,7 +71,7 @@ class MarginalDrafter:
     topk: children per token; 1 drafts chains. choices: the paths to draft from, parents first; None
         for all that topk allows.
     depth: levels, at most. min_tokens: trees of fewer levels are dropped. p_min: tokens of lower
-        probability are not drafted.
+        probability are not drafted. tells_chances: trees come with their nodes' chances.
     """
 
     hidden_layers: Sequence[int] = ()
@@ -85,6 +86,7 @@ class MarginalDrafter:
         depth: int | None = None,
         min_tokens: int = 0,
         p_min: float = 0.0,
+        tells_chances: bool = False,
         eos_token_ids: frozenset[int] = frozenset(),
     ):
         self.guesses = guesses
@@ -93,6 +95,7 @@ class MarginalDrafter:
         self.choices = choices
         self.min_tokens = max(min_tokens, 1)
         self.least = math.log(p_min) if p_min > 0 else -math.inf
+        self.tells_chances = tells_chances
         self.ends = torch.tensor(sorted(eos_token_ids), dtype=torch.int64)
         self._candidates: dict[tuple[int, int], Candidates] = {}
         self._nodes: list[int] | None = None  # of the last trees
@@ -183,6 +186,8 @@ class MarginalDrafter:
         width = max(int(most.max()), 1)
         if width < tree.width or bool((most < tree.num_nodes).any()):
             tree = build(width)
+        if self.tells_chances:
+            tree = with_chances(tree, scores)
         is_chain = not bool(known.ranks.any())
         return tree._replace(tree_mask=None, depth=None) if is_chain else tree
 

@@ -1,6 +1,6 @@
 """Prompt lookup: the text's own last n-gram, found earlier, is assumed to continue as it did there.
 
-Several matches are merged into one tree, the longest and latest match first.
+Several matches are merged into one tree, of the tokens that are likeliest to be accepted.
 Source: A. Saxena, "Prompt Lookup Decoding", 2023.
 """
 
@@ -10,10 +10,12 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from specdec_kernels.drafting.matches import CONFIDENT_LENGTHS, chance
+from specdec_kernels.drafting.merging import Row, Trie, tree_of
 from specdec_kernels.drafting.search import Search, make_search
-from specdec_kernels.tree import ROOT_PARENT, Decision, DraftTree, SamplingParams, roots_of
+from specdec_kernels.tree import Decision, DraftTree, SamplingParams, roots_of
 
-CONFIDENT_LENGTHS = (2, 4, 8)
+PARTING_CHANCE = 0.13  # that a further match is right where it parts from those before
 
 
 class NgramDrafter:
@@ -35,6 +37,7 @@ class NgramDrafter:
         self.eos_token_ids = eos_token_ids
         self._search: Search | None = None
         self._found: list[list[list[int]]] = []
+        self._lengths: list[int] = []
 
     def begin(self, tokens: Tensor, lens: Tensor, features: Tensor | None) -> None:
         self._found = []
@@ -47,8 +50,10 @@ class NgramDrafter:
             self._search = self._new_search(tokens)
         drafts, lengths = self._search.find(tokens, lens)
         self._found = [[self._until_eos(draft) for draft in row] for row in drafts]
-        usual = [length for length in CONFIDENT_LENGTHS if length <= self.max_n]
-        return [int(n > 0) + sum(n >= length for length in usual) for n in lengths]
+        usual = (1, *(length for length in CONFIDENT_LENGTHS if length <= self.max_n))
+        classes = [sum(n >= length for length in usual) for n in lengths]
+        self._lengths = [usual[max(c, 1) - 1] for c in classes]
+        return classes
 
     def propose(
         self,
@@ -59,13 +64,8 @@ class NgramDrafter:
         max_depth: Sequence[int],
     ) -> DraftTree:
         roots = roots_of(tokens, lens).tolist()
-        trees = [
-            merge(root, found, nodes, depth)
-            for root, found, nodes, depth in zip(
-                roots, self._found, max_nodes, max_depth, strict=True
-            )
-        ]
-        return DraftTree.from_lists([t[0] for t in trees], [t[1] for t in trees])
+        rows = zip(roots, self._found, self._lengths, max_nodes, max_depth, strict=True)
+        return tree_of([merge(*row) for row in rows], tokens.device)
 
     def commit(self, decision: Decision, features: Tensor | None) -> None:
         pass
@@ -91,29 +91,21 @@ class NgramDrafter:
 
 
 def merge(
-    root: int, drafts: Sequence[Sequence[int]], max_nodes: int, max_depth: int
-) -> tuple[list[int], list[int]]:
-    """Merges continuations of `root` into a trie; returns its tokens and parents in slot order.
-
-    The first draft gets all but a few nodes, which are kept for the tokens where further ones part
-    from it: measured on copied, quoted and free text, longer branches cost more than they bring.
-    """
-    if max_nodes < 1:
-        return [], []
-    tokens, parents = [root], [ROOT_PARENT]
-    children: dict[tuple[int, int], int] = {}
-    branch = max(1, min(2, (max_nodes - 1) // 4))
-    reserved = branch * min(len(drafts) - 1, 2) if max_nodes > 4 else 0
-    for rank, draft in enumerate(drafts):
-        limit = max_nodes - reserved if rank == 0 else min(max_nodes, len(tokens) + branch)
-        node = 0
-        for token in draft[:max_depth]:
-            child = children.get((node, token))
+    root: int, drafts: Sequence[Sequence[int]], length: int, max_nodes: int, max_depth: int
+) -> Row:
+    """Merges continuations of `root`, the best first, behind matches of about `length` tokens."""
+    trie, deepest, least = Trie(root), max(min(max_depth, max_nodes - 1), 0), 0.0
+    for draft in drafts:
+        node, path = 0, 1.0
+        for j, token in enumerate(draft[:deepest]):
+            child = trie.find(node, token)
             if child is None:
-                if len(tokens) >= limit:
+                right = chance(length + j) if trie.is_leaf(node) else PARTING_CHANCE
+                if path * right <= least:
                     break
-                child = children[node, token] = len(tokens)
-                tokens.append(token)
-                parents.append(node)
+                child = trie.put(node, token, right)
             node = child
-    return tokens, parents
+            path *= trie.given[node]
+        if node == max_nodes - 1:  # the first draft fills the room: what is less likely has none
+            least = path
+    return trie.cut(max_nodes)[0]

@@ -14,11 +14,12 @@ from typing import Any
 from torch import Tensor
 
 from specdec_kernels import native
+from specdec_kernels.drafting.matches import CHANCES, CONFIDENT_LENGTHS, chance
+from specdec_kernels.drafting.merging import Row, tree_of
 from specdec_kernels.drafting.suffix_cache import SuffixCache
 from specdec_kernels.tree import ROOT_PARENT, Decision, DraftTree, SamplingParams, roots_of
 
-CONFIDENT_LENGTHS = (2, 4, 8)
-LIKELY = 0.5
+WORTH_A_SLOT = 0.02  # of a target forward is about what the verification of a token costs
 
 Draft = tuple[list[int], list[int], list[float], float, int]
 
@@ -50,6 +51,8 @@ class SuffixDrafter:
             min_prob=float(min_token_prob),
             tree=tree,
             stop_tokens=sorted(eos_token_ids),
+            chances=CHANCES,
+            min_prob_beyond=WORTH_A_SLOT,
         )
         self._texts: Any = None
         self._drafts: list[Draft] = []
@@ -64,10 +67,7 @@ class SuffixDrafter:
         self._follow(tokens, lens)
 
     def confidence(self, tokens: Tensor, lens: Tensor) -> list[int]:
-        """0 without a draft, else 1 + how many of CONFIDENT_LENGTHS the match reaches.
-
-        Less one where the draft's tokens are not LIKELY on average.
-        """
+        """0 without a draft, else 1 + how many of CONFIDENT_LENGTHS it is as sure as."""
         if self._texts is None or self._texts.batch != tokens.shape[0]:
             self.begin(tokens, lens, None)
         else:
@@ -84,15 +84,8 @@ class SuffixDrafter:
         max_depth: Sequence[int],
     ) -> DraftTree:
         roots = roots_of(tokens, lens).tolist()
-        trees = [
-            cut(root, draft, nodes, depth)
-            for root, draft, nodes, depth in zip(
-                roots, self._drafts, max_nodes, max_depth, strict=True
-            )
-        ]
-        return DraftTree.from_lists(
-            [t[0] for t in trees], [t[1] for t in trees], device=tokens.device
-        )
+        rows = zip(roots, self._drafts, max_nodes, max_depth, strict=True)
+        return tree_of([cut(*row) for row in rows], tokens.device)
 
     def commit(self, decision: Decision, features: Tensor | None) -> None:
         pass
@@ -111,27 +104,25 @@ class SuffixDrafter:
 
 
 def _class(draft: Draft) -> int:
-    tokens, _, _, score, match_length = draft
-    if not tokens:
-        return 0
-    reached = sum(match_length >= length for length in CONFIDENT_LENGTHS)
-    return max(1 + reached - (score < LIKELY * len(tokens)), 1)
+    tokens, _, chances, _, _ = draft
+    return 1 + sum(chances[0] >= chance(n) for n in CONFIDENT_LENGTHS) if tokens else 0
 
 
-def cut(root: int, draft: Draft, max_nodes: int, max_depth: int) -> tuple[list[int], list[int]]:
-    """Tokens and parents in slot order of what fits; a draft's first nodes are its likeliest."""
+def cut(root: int, draft: Draft, max_nodes: int, max_depth: int) -> Row:
+    """What fits of a draft, whose first nodes are its likeliest."""
     if max_nodes < 1:
-        return [], []
-    tokens, parents, depths = [root], [ROOT_PARENT], [0]
+        return Row([], [], [])
+    row, depths = Row([root], [ROOT_PARENT], [1.0]), [0]
     slots = {-1: 0}
-    for node, (token, parent) in enumerate(zip(draft[0], draft[1], strict=True)):
-        if len(tokens) >= max_nodes:
+    for node, (token, parent, accepted) in enumerate(zip(*draft[:3], strict=True)):
+        if len(row.tokens) >= max_nodes:
             break
         above = slots.get(parent)
         if above is None or depths[above] >= max_depth:
             continue
-        slots[node] = len(tokens)
-        tokens.append(token)
-        parents.append(above)
+        slots[node] = len(row.tokens)
+        row.tokens.append(token)
+        row.parents.append(above)
+        row.chances.append(accepted)
         depths.append(depths[above] + 1)
-    return tokens, parents
+    return row

@@ -40,6 +40,13 @@ def chains(ids: Tensor, counts: Sequence[int], draft_logits: Tensor | None = Non
     )
 
 
+def with_chances(tree: DraftTree, scores: Tensor) -> DraftTree:
+    """A tree that build_tree made of the log probabilities `scores`, and its nodes' chances."""
+    ordered = scores.nan_to_num(nan=-torch.inf).sort(1, descending=True).values
+    chances = pad(ordered[:, : tree.width - 1].exp(), (1, 0), value=1.0)
+    return tree._replace(chances=pad(chances, (0, tree.width - chances.shape[1])))
+
+
 class BestFirst:
     """Trees of the nodes with the highest cumulative log probability.
 

@@ -15,6 +15,7 @@ from specdec_kernels.drafting.draft_model import DraftModelDrafter
 from specdec_kernels.drafting.draw import next_tokens
 from specdec_kernels.drafting.eagle.tree import Expansion
 from specdec_kernels.drafting.recurrent import RecurrentRun
+from specdec_kernels.drafting.window import with_chances
 from specdec_kernels.tree import Decision, DraftTree, SamplingParams
 
 
@@ -94,4 +95,5 @@ class EagleDrafter(DraftModelDrafter):
             least=self.least,
             eos_token_ids=self.eos_token_ids,
         )
-        return expansion.grow(roots[:, 0], logits)
+        tree = expansion.grow(roots[:, 0], logits)
+        return with_chances(tree, expansion.scores) if self.tells_chances else tree
