@@ -8,13 +8,15 @@ from typing import Any, NamedTuple
 from specdec_kernels.config import SpeculativeConfig
 from specdec_kernels.drafting import Drafter
 from specdec_kernels.drafting.combined import CombinedDrafter
-from specdec_kernels.drafting.draft_model import DraftModel, DraftModelDrafter
+from specdec_kernels.drafting.draft_model import DraftModelDrafter, TranslatedModel
 from specdec_kernels.drafting.eagle import EagleDrafter, HeadRun
+from specdec_kernels.drafting.intersection import Intersection, IntersectionDrafter
 from specdec_kernels.drafting.medusa import Heads, MedusaDrafter
 from specdec_kernels.drafting.ngram import NgramDrafter
 from specdec_kernels.drafting.none import NoDrafter
 from specdec_kernels.drafting.suffix import SuffixDrafter
 from specdec_kernels.drafting.suffix_cache import SuffixCache, expect_kernels
+from specdec_kernels.drafting.text_draft import TextDrafter
 
 
 class Sources(NamedTuple):
@@ -24,7 +26,7 @@ class Sources(NamedTuple):
     """
 
     suffix_cache: SuffixCache | None = None
-    model: DraftModel | HeadRun | Heads | None = None
+    model: TranslatedModel | HeadRun | Heads | None = None
 
 
 NOTHING = Sources()
@@ -105,6 +107,11 @@ def _by_model(
     )
     if isinstance(sources.model, HeadRun):
         return EagleDrafter(sources.model, **options)
+    translation = sources.model.translation
+    if isinstance(translation, Intersection):
+        return IntersectionDrafter(sources.model, translation, **options)
+    if translation is not None:
+        return TextDrafter(sources.model, translation, **options)
     return DraftModelDrafter(sources.model, **options)
 
 
