@@ -80,7 +80,7 @@ class Transcript:
                 self._open()
                 text = ""
             elif token < len(pieces):
-                text += self._decoder.decode(pieces[token])
+                text += self._decoder.decode(self._piece(pieces[token]))
             self.tail.append(token)
         return min(same, self._write(text))
 
@@ -89,6 +89,14 @@ class Transcript:
         self._first = len(self.ids)
         self._spans: list[tuple[int, int]] = []  # of the ids from there on, in characters
         self._text, self._base = "", 0  # the end of the text, and where that begins
+        self._added_space = self.translation.target.adds_space
+
+    def _piece(self, piece: bytes) -> bytes:
+        """Without the space that the target's tokenizer adds in front of a text."""
+        if not piece or not self._added_space:
+            return piece
+        self._added_space = False
+        return piece.removeprefix(b" ")
 
     def _write(self, text: str) -> int:
         """Characters that follow; how many of `ids` are still what they were."""
@@ -102,8 +110,8 @@ class Transcript:
             same += 1
         self.ids[self._first + keep :] = ids
         self._spans[keep:] = spans
-        if len(self._spans) > 2 * FURTHEST:
-            start = self._spans[-2 * FURTHEST][0]
+        start = self._spans[-2 * FURTHEST :][0][0] if self._spans else 0
+        if start > self._base:
             self._text, self._base = self._text[start - self._base :], start
         return self._first + keep + same
 

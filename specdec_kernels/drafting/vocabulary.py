@@ -20,6 +20,7 @@ class Vocabulary:
     spares: ids that stand back where another one has the same bytes (byte tokens of SentencePiece).
     encode: the ids of a text, without special tokens around it, and the characters [start, end)
         that each stands for.
+    adds_space: whether it puts a space in front of a text.
     start: ids that a text begins with.
     """
 
@@ -30,9 +31,11 @@ class Vocabulary:
         *,
         specials: Collection[int] = (),
         spares: Collection[int] = (),
+        adds_space: bool = False,
         start: Sequence[int] = (),
     ):
         self.pieces, self.encode, self.start = pieces, encode, tuple(start)
+        self.adds_space = adds_space
         self.specials = frozenset(specials)
         self.ids: dict[bytes, int] = {}
         ranked = sorted(range(len(pieces)), key=lambda i: i in spares) if spares else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
@@ -51,10 +51,8 @@ def vocabulary_of(name: str, tokenizer: PreTrainedTokenizerBase) -> Vocabulary:
             f"got {type(tokenizer).__name__}"
         )
     names = [backend.id_to_token(i) for i in range(1 + max(backend.get_vocab().values()))]
-    pieces = _pieces(backend, names)
     added = backend.get_added_tokens_decoder()
-    for i, token in added.items():
-        pieces[i] = token.content.encode()
+    pieces = _pieces(backend, names, added.keys())
     specials = {i for i, token in added.items() if token.special} | {*tokenizer.all_special_ids}
     begin = tokenizer.bos_token_id
     begins = begin is not None and tokenizer.encode("")[:1] == [begin]
@@ -68,20 +66,23 @@ def vocabulary_of(name: str, tokenizer: PreTrainedTokenizerBase) -> Vocabulary:
     return Vocabulary(
         pieces,
         encode,
+        adds_space=b"".join(pieces[i] for i in encode(ANCHOR)[0]) == b" " + ANCHOR.encode(),
         specials=specials,
         spares=[i for i, token in enumerate(names) if _byte_of(token) is not None],
         start=[begin] if begins else [],
     )
 
 
-def _pieces(backend: Any, names: Sequence[str | None]) -> list[bytes]:
-    """What each token adds to a text."""
+def _pieces(backend: Any, names: Sequence[str | None], added: Collection[int]) -> list[bytes]:
+    """What each token adds to a text; `added` ones stand outside of the model."""
     decoder = b"" if backend.decoder is None else backend.decoder.__getstate__()
     if b'"ByteLevel"' in decoder:
         values = _byte_level()
         return [
-            bytes(map(values.__getitem__, name)) if values.keys() >= set(name) else name.encode()
-            for name in (token or "" for token in names)
+            bytes(map(values.__getitem__, name))
+            if i not in added and values.keys() >= set(name)
+            else name.encode()
+            for i, name in enumerate(token or "" for token in names)
         ]
     # Others may decode a first token in another way, as without its space.
     anchor = backend.encode(ANCHOR, add_special_tokens=False).ids[-1:]
