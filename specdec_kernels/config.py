@@ -27,13 +27,13 @@ class SpeculativeConfig:
     """Settings of speculative decoding.
 
     method: "ngram" (prompt lookup), "suffix" (by counts of what followed before, in the text and in
-        what earlier calls generated), "draft_model" (a smaller model with the same tokenizer),
-        "eagle3" or "eagle" (an EAGLE head; "eagle" is EAGLE-1 and 2), "mtp" (layers for multi-token
-        prediction, from the target's checkpoint or from `model`), "medusa" (Medusa heads),
-        "dflash" or "dspark" (a block drafter of that kind), or "none" (the same loop without
-        drafts). Without one, `model` decides by what lies there, but for "medusa". Several are
-        combined: "suffix+eagle3" merges all drafts for a row into one tree of the likeliest tokens,
-        "ngram,draft_model" takes the first that has any.
+        what earlier calls generated), "draft_model" (a smaller model), "eagle3" or "eagle" (an
+        EAGLE head; "eagle" is EAGLE-1 and 2), "mtp" (layers for multi-token prediction, from the
+        target's checkpoint or from `model`), "medusa" (Medusa heads), "dflash" or "dspark" (a block
+        drafter of that kind), or "none" (the same loop without drafts). Without one, `model`
+        decides by what lies there, but for "medusa". Several are combined: "suffix+eagle3" merges
+        all drafts for a row into one tree of the likeliest tokens, "ngram,draft_model" takes the
+        first that has any.
     num_speculative_tokens: drafted tokens per step; None adapts every step, down to zero.
     max_speculative_tokens: the most that the adaptive choice may draft.
     prompt_lookup_min, prompt_lookup_max: shortest and longest n-gram that counts as a match.
@@ -71,6 +71,12 @@ class SpeculativeConfig:
         the target's dtype), or for "draft_model" a loaded transformers model. None for "mtp" is
         where the target came from. For "medusa" a folder or Hub id with
         medusa_lm_head.safetensors or medusa_lm_head.pt, or such a file.
+    draft_translation: how a draft model with another tokenizer drafts. "intersection": tokens that
+        both vocabularies have. "text": it writes text in its own tokens, which the target's
+        tokenizer encodes; greedy chains only. None: "intersection" where it has 90 % of the
+        target's tokens, or where drafts are drawn or branch; else "text".
+    tokenizer, draft_tokenizer: the target's and the draft model's (objects, folders or Hub ids),
+        where they do not lie with the models.
     draft_sample_method: drafts for sampled text: "greedy" takes the draft model's best token,
         "probabilistic" draws from its distribution at the row's temperature; under rule "coupled"
         with the target's own noise.
@@ -105,6 +111,9 @@ class SpeculativeConfig:
     posterior_alpha: float = 0.3
     linear: str = "auto"
     model: Any = field(default=None, repr=False)
+    draft_translation: str | None = None
+    tokenizer: Any = field(default=None, repr=False)
+    draft_tokenizer: Any = field(default=None, repr=False)
     draft_sample_method: str = "greedy"
     draft_tree_topk: int | None = None
     draft_tree_depth: int | None = None

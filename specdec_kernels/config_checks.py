@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 BY_MODEL = ("draft_model", "eagle", "eagle3", "mtp", "medusa", "dflash", "dspark")
 METHODS = ("ngram", "suffix", *BY_MODEL, "none")
 DRAFT_SAMPLE_METHODS = ("greedy", "probabilistic")
+DRAFT_TRANSLATIONS = ("intersection", "text")
 LINEAR_MODES = ("auto", "invariant", "off")
 RNGS = ("philox", "torch")
 
@@ -78,6 +79,7 @@ def check(config: SpeculativeConfig) -> None:
         )
     _check_suffix(config)
     _check_draft_model(config)
+    _check_translation(config)
     _check_medusa(config)
     _check_rule(config)
 
@@ -164,6 +166,26 @@ def _check_draft_model(config: SpeculativeConfig) -> None:
     if config.rule == "block" and config.children_in_draft > 1:
         raise ValueError(
             f"draft_tree_topk: expected 1 with rule 'block', got {config.draft_tree_topk}"
+        )
+
+
+def _check_translation(config: SpeculativeConfig) -> None:
+    for name in ("draft_translation", "tokenizer", "draft_tokenizer"):
+        value = getattr(config, name)
+        if value is not None and "draft_model" not in config.methods:
+            raise ValueError(f"{name}: expected none with method {config.method!r}, got {value!r}")
+    way = config.draft_translation
+    if way is not None:
+        _expect_choice("draft_translation", way, DRAFT_TRANSLATIONS)
+    if way == "text" and config.draft_sample_method == "probabilistic":
+        raise ValueError(
+            "draft_sample_method: expected greedy with draft_translation='text', "
+            "got 'probabilistic'"
+        )
+    if way == "text" and config.children_in_draft > 1:
+        raise ValueError(
+            "draft_tree_topk: expected 1 with draft_translation='text', "
+            f"got {config.draft_tree_topk}"
         )
 
 

@@ -52,8 +52,10 @@ class Toy:
     shift: added to the target's logits.
     """
 
+    size = V
+
     def __init__(self, batch, shift=0, max_positions=None):
-        self.shift, self.max_positions = shift, max_positions
+        self.shift, self.max_positions, self.translation = shift, max_positions, None
         self.kv = RaggedKV(batch, 10**6, CPU)
         self.cost = DraftCost(0.5)
         self.windows, self.prefills = [], []
@@ -74,15 +76,18 @@ class Toy:
         keys = ids.float().masked_fill(~live, math.nan)[:, None, :, None]
         keys, _ = self.kv.write_window(0, keys, keys)
         self.windows.append(nodes)
-        out = torch.full((len(nodes), tree.width, V), math.nan)
+        out = torch.full((len(nodes), tree.width, self.size), math.nan)
         parents = tree.parents.tolist()
         for b, count in enumerate(nodes):
             prefix = keys[b, 0, : self.kv.lens[b], 0].tolist()
             for slot in range(count):
                 text = prefix + self._path(ids[b], parents[b], slot)
                 assert self.max_positions is None or len(text) <= self.max_positions
-                out[b, slot] = logits_of(text) + self.shift
+                out[b, slot] = self.logits(text)
         return out
+
+    def logits(self, text):
+        return logits_of(text) + self.shift
 
     def verify(self, tree):
         return self.forward(tree), None

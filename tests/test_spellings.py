@@ -16,6 +16,7 @@ FIELDS = (
     *("suffix_decoding_max_tree_depth", "suffix_decoding_max_cached_requests"),
     *("suffix_decoding_max_spec_factor", "suffix_decoding_min_token_prob"),
     *("suffix_decoding_tree", "model", "draft_sample_method", "draft_tree_topk"),
+    "draft_translation",
     *("draft_min_tokens", "draft_p_min"),
 )
 NGRAM = {"method": "ngram", "num_speculative_tokens": 5}
@@ -145,6 +146,7 @@ MAPPED = [
     (from_vllm, {"model": "[ngram]", "num_speculative_tokens": 5}, {**NGRAM, "model": "absent"}),
     (from_vllm, DRAFT, {**DRAFT, "draft_sample_method": "greedy", "draft_tree_topk": 1}),
     (from_vllm, {**DRAFT, "method": None}, DRAFT),
+    (from_vllm, {**DRAFT, "use_heterogeneous_vocab": True}, {"draft_translation": "intersection"}),
     (from_vllm, {**DRAFT, "draft_sample_method": "probabilistic"},
      {"draft_sample_method": "probabilistic"}),
     (from_vllm, {"model": "yuhuili/EAGLE-LLaMA3-Instruct-8B", "num_speculative_tokens": 2},

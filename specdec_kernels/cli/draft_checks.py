@@ -14,13 +14,14 @@ from specdec_kernels.drafting.dflash import BlockConfig, BlockNetwork
 from specdec_kernels.drafting.eagle import Head, HeadConfig
 from specdec_kernels.hf.checkpoint import read_config
 from specdec_kernels.hf.dflash import DFlash
-from specdec_kernels.hf.draft import PADDING, Draft, token_names
+from specdec_kernels.hf.draft import PADDING, Draft
 from specdec_kernels.hf.eagle import Eagle, head_method
 from specdec_kernels.hf.eagle_layouts import layer_ids, renamed
 from specdec_kernels.hf.medusa import MedusaHeads, find_heads
 from specdec_kernels.hf.model import max_positions
 from specdec_kernels.hf.mtp import Mtp
 from specdec_kernels.hf.mtp_network import MtpHead
+from specdec_kernels.hf.vocabulary import find_tokenizer, token_names
 
 
 class Check(NamedTuple):
@@ -181,11 +182,12 @@ def check_medusa(source: str, heads: MedusaHeads, target: Any) -> list[Check]:
 
 
 def check_model(draft: Draft, target: Any) -> list[Check]:
-    own, its = token_names(draft.model), token_names(target)
+    own, its = find_tokenizer("draft", draft.model), find_tokenizer("target", target)
     names = Check("tokenizer", "warning", "no tokenizers to compare lie with both models")
     if own is not None and its is not None:
-        strangers = sum(own[i] != its[i] for i in own.keys() & its.keys())
-        detail = f"{len(own)} tokens here, {len(its)} there, {strangers} with different names"
+        here, there = token_names(own), token_names(its)
+        strangers = sum(here[i] != there[i] for i in here.keys() & there.keys())
+        detail = f"{len(here)} tokens here, {len(there)} there, {strangers} with different names"
         names = Check("tokenizer", "warning" if strangers else "ok", detail)
     size = draft.model.config.get_text_config().vocab_size
     return [names, _vocabulary(size, target), _positions(max_positions(draft.model), target)]

@@ -12,7 +12,7 @@ import math
 import sys
 import time
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -24,6 +24,10 @@ from specdec_kernels.drafting.none import roots_only
 from specdec_kernels.drafting.window import BestFirst, Reader, chains, read, slots_in, with_chances
 from specdec_kernels.ops.topk_logprobs import topk_logprobs
 from specdec_kernels.tree import Decision, DraftTree, SamplingParams, roots_of
+
+if TYPE_CHECKING:
+    from specdec_kernels.drafting.intersection import Intersection
+    from specdec_kernels.drafting.transcript import TextTranslation
 
 CONFIDENCE = 3
 LONGEST_WINDOW = 64
@@ -41,6 +45,16 @@ class DraftModel(Reader, Protocol):
 
     def prefill(self, tokens: Tensor, lens: list[int]) -> None:
         """Reads tokens[b, :lens[b]] of int32 [B, S] into an empty cache; some lens may be 0."""
+
+
+class TranslatedModel(DraftModel, Protocol):
+    """A model whose tokenizer may be another one than the target's.
+
+    translation: None if it is not. With an Intersection its ids are shared ones, and with a
+        TextTranslation its ids and logits are its own.
+    """
+
+    translation: Intersection | TextTranslation | None
 
 
 class DraftModelDrafter:
@@ -134,15 +148,20 @@ class DraftModelDrafter:
         limit = self.model.max_positions
         return sys.maxsize if limit is None else max(limit - length + 1, 0)
 
-    def _catch_up(self, tokens: Tensor, lengths: list[int], depths: list[int]) -> list[int]:
-        """Reads what steps without drafts left unread; how many tokens remain, of drafting rows."""
+    def _catch_up(
+        self, tokens: Tensor, lengths: list[int], depths: list[int], leave: int = 1
+    ) -> list[int]:
+        """Reads what steps without drafts left unread; how many tokens remain, of drafting rows.
+
+        leave: as many remain unread at least, if they were.
+        """
 
         def unread() -> list[int]:
             rows = zip(lengths, self.model.kv.lens, depths, strict=True)
             return [length - have if depth else 0 for length, have, depth in rows]
 
         while max(counts := unread()) > FEW:
-            self._read_text(tokens, [min(max(n - 1, 0), LONGEST_WINDOW) for n in counts])
+            self._read_text(tokens, [min(max(n - leave, 0), LONGEST_WINDOW) for n in counts])
         return counts
 
     def _read_text(self, tokens: Tensor, counts: list[int]) -> Tensor:

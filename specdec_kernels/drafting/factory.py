@@ -14,14 +14,16 @@ from specdec_kernels.drafting.dflash import (
     DSparkDrafter,
     DSparkNetwork,
 )
-from specdec_kernels.drafting.draft_model import DraftModel, DraftModelDrafter
+from specdec_kernels.drafting.draft_model import DraftModelDrafter, TranslatedModel
 from specdec_kernels.drafting.eagle import EagleDrafter
+from specdec_kernels.drafting.intersection import Intersection, IntersectionDrafter
 from specdec_kernels.drafting.medusa import Heads, MedusaDrafter
 from specdec_kernels.drafting.ngram import NgramDrafter
 from specdec_kernels.drafting.none import NoDrafter
 from specdec_kernels.drafting.recurrent import RecurrentRun
 from specdec_kernels.drafting.suffix import SuffixDrafter
 from specdec_kernels.drafting.suffix_cache import SuffixCache, expect_kernels
+from specdec_kernels.drafting.text_draft import TextDrafter
 
 
 class Sources(NamedTuple):
@@ -31,7 +33,7 @@ class Sources(NamedTuple):
     """
 
     suffix_cache: SuffixCache | None = None
-    model: DraftModel | RecurrentRun | Heads | BlockRun | None = None
+    model: TranslatedModel | RecurrentRun | Heads | BlockRun | None = None
 
 
 NOTHING = Sources()
@@ -116,6 +118,11 @@ def _by_model(
         return (DSparkDrafter if is_dspark else DFlashDrafter)(sources.model, **options)
     if isinstance(sources.model, RecurrentRun):
         return EagleDrafter(sources.model, **options)
+    translation = sources.model.translation
+    if isinstance(translation, Intersection):
+        return IntersectionDrafter(sources.model, translation, **options)
+    if translation is not None:
+        return TextDrafter(sources.model, translation, **options)
     return DraftModelDrafter(sources.model, **options)
 
 

@@ -9,29 +9,39 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from specdec_kernels.drafting.cost import DraftCost
+from specdec_kernels.drafting.intersection import Intersection
+from specdec_kernels.drafting.transcript import TextTranslation
 from specdec_kernels.hf.attention import UnsupportedModelError
 from specdec_kernels.hf.model import CachedModel, Runner, max_positions
 from specdec_kernels.hf.support import support, unwrap
+from specdec_kernels.hf.translation import PADDING, Wanted, translation_for, vocab_size
 from specdec_kernels.tree import DraftTree
 
-# Embeddings of one tokenizer are padded by up to this much; llama.cpp's bound.
-PADDING = 128
-STRANGERS = 0.01  # share of tokens that may have other names: some that a model was tuned with
+__all__ = ["PADDING", "Draft", "DraftRun", "load_draft", "weight_of"]
+PLAIN = Wanted()
 
 
 class Draft:
     """What outlives the runs: the model, its switches and its measured cost.
 
-    vocab: ids from here on are not drafted.
+    translation: where its tokenizer is not the target's. vocab: ids from here on are not drafted.
     """
 
-    def __init__(self, model: PreTrainedModel, target: PreTrainedModel, linear: str):
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        target: PreTrainedModel,
+        linear: str,
+        translation: Intersection | TextTranslation | None = None,
+    ):
         self.model = model
         self.runner = Runner(model, "off" if linear == "off" else "auto")
-        self.vocab = min(_vocab(model), _vocab(target))
+        self.translation = translation
+        own, its = vocab_size(model), vocab_size(target)
+        self.vocab = own if isinstance(translation, TextTranslation) else min(own, its)
         self.cost = DraftCost(weight_of(model) / max(weight_of(target), 1))
 
     def run(
@@ -54,8 +64,9 @@ class DraftRun(CachedModel):
         super().__init__(draft.model, draft.runner, batch, max_slots, device, warn)
         self.cost = draft.cost
         self.max_positions = max_positions(draft.model)
+        self.translation = draft.translation
         self.vocab = draft.vocab
-        self.own_vocab = _vocab(draft.model)
+        self.own_vocab = vocab_size(draft.model)
 
     def prefill(self, tokens: Tensor, lens: list[int]) -> None:
         """Rows of length 0 are not read: a single token stands for them, and is not kept."""
@@ -81,14 +92,19 @@ class DraftRun(CachedModel):
 
     def forward(self, tree: DraftTree) -> Tensor:
         known = tree._replace(draft_token_ids=self._known(tree.draft_token_ids))
-        return super().forward(known)[..., : self.vocab]
+        logits = super().forward(known)
+        if isinstance(self.translation, Intersection):
+            return self.translation.to_target(logits)
+        return logits[..., : self.vocab]
 
     def _known(self, ids: Tensor) -> Tensor:
-        """Tokens that only the target has become token 0: it is a guess in any case."""
+        """The model's own ids; those that it lacks become token 0: it is a guess in any case."""
+        if isinstance(self.translation, Intersection):
+            return self.translation.to_draft(ids)
         return ids.masked_fill(ids >= self.own_vocab, 0)
 
 
-def load_draft(source: Any, target: PreTrainedModel, linear: str) -> Draft:
+def load_draft(source: Any, target: PreTrainedModel, linear: str, wanted: Wanted = PLAIN) -> Draft:
     """The draft model, if it can draft for `target`.
 
     Raises:
@@ -109,8 +125,8 @@ def load_draft(source: Any, target: PreTrainedModel, linear: str) -> Draft:
     for name, parameter in model.named_parameters():
         if parameter.is_floating_point() and bool(parameter.detach().amax().isnan()):
             raise ValueError(f"model: expected weights without NaN, got some in {name}")
-    _expect_one_vocabulary(model, target, download=isinstance(source, str))
-    draft = Draft(model, target, linear)
+    translation = translation_for(model, target, wanted, download=isinstance(source, str))
+    draft = Draft(model, target, linear, translation)
     _try(draft)
     return draft
 
@@ -133,37 +149,6 @@ def _load(source: Any, target: PreTrainedModel) -> Any:
     return model.to(target.device)
 
 
-def _expect_one_vocabulary(model: PreTrainedModel, target: PreTrainedModel, download: bool) -> None:
-    """By the tokenizers that lie with the models, else by the sizes of the vocabularies."""
-    sizes = f"the draft model has {_vocab(model)} tokens, the target {_vocab(target)}"
-    own, its = token_names(model, download), token_names(target)
-    if own is None or its is None:
-        if abs(_vocab(model) - _vocab(target)) > PADDING:
-            raise ValueError(
-                f"model: expected the target's tokenizer, but {sizes}, which padding does not "
-                "explain, and no tokenizers lie with the models to compare"
-            )
-        return
-    strangers = sorted(i for i in own.keys() & its.keys() if own[i] != its[i])
-    if len(strangers) > STRANGERS * min(len(own), len(its)):
-        first = strangers[0]
-        raise ValueError(
-            f"model: expected the target's tokenizer, got another one: {sizes}, and token {first} "
-            f"is {own[first]!r} here and {its[first]!r} there"
-        )
-
-
-def token_names(model: PreTrainedModel, download: bool = False) -> dict[int, str] | None:
-    """The names of the tokens, where a tokenizer lies with the model."""
-    if not model.name_or_path:
-        return None
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(model.name_or_path, local_files_only=not download)
-    except Exception:  # whatever keeps it from loading, there is nothing to compare
-        return None
-    return {i: token for token, i in tokenizer.get_vocab().items()}
-
-
 @torch.no_grad()
 def _try(draft: Draft) -> None:
     """Two small forwards: what the model cannot do shows here rather than in `generate`."""
@@ -176,10 +161,6 @@ def _try(draft: Draft) -> None:
         run.forward(window)
     except UnsupportedModelError as error:
         raise ValueError(f"model: {type(draft.model).__name__} cannot draft: {error}") from error
-
-
-def _vocab(model: PreTrainedModel) -> int:
-    return model.config.get_text_config().vocab_size
 
 
 def weight_of(model: PreTrainedModel) -> int:

@@ -32,6 +32,7 @@ from specdec_kernels.hf.model import Runner
 from specdec_kernels.hf.mtp import Mtp, load_mtp
 from specdec_kernels.hf.penalties import with_penalties
 from specdec_kernels.hf.support import support, unwrap
+from specdec_kernels.hf.translation import Wanted
 from specdec_kernels.metrics import Metrics
 
 METHODS = ("_sample", "_beam_search", "_assisted_decoding")
@@ -78,7 +79,10 @@ def _load(config: SpeculativeConfig, target: PreTrainedModel) -> Drafting:
         return config.model
     method = next(method for method in config.methods if method in BY_MODEL)
     if method == "draft_model":
-        return load_draft(config.model, target, config.linear)
+        chains = config.children_in_draft == 1 and config.draft_sample_method == "greedy"
+        tokenizers = config.tokenizer, config.draft_tokenizer
+        wanted = Wanted(config.draft_translation, chains, *tokenizers)
+        return load_draft(config.model, target, config.linear, wanted)
     if method == "medusa":
         limits = config.draft_tree_depth, config.medusa_choices
         return load_heads(config.model, target, config.linear, *limits)

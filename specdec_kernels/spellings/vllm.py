@@ -9,7 +9,15 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specdec_kernels.spellings.reading import Reading, harmless, mapped, refused, unknown, whole
+from specdec_kernels.spellings.reading import (
+    Reading,
+    harmless,
+    mapped,
+    refused,
+    switch,
+    unknown,
+    whole,
+)
 
 SERVING = "a detail of serving"
 DRAFT_MODEL = "how the drafter is run cannot change what is generated"
@@ -48,7 +56,7 @@ KEYS = {
     "revision": refused("give the folder of that revision as model"),
     "code_revision": refused("give the folder of that revision as model"),
     "tensor_parallel_size": refused("vLLM spells it draft_tensor_parallel_size"),
-    "use_heterogeneous_vocab": refused("drafter and target must share a tokenizer", False),
+    "use_heterogeneous_vocab": mapped("draft_translation", False, switch),
     "parallel_drafting": refused("drafters that draft in parallel (PARD) are not here", False),
     "synthetic_acceptance_rates": refused(NOT_SAMPLED),
     "synthetic_acceptance_length": refused(NOT_SAMPLED),
@@ -151,6 +159,8 @@ def _translate(given: Mapping[str, Any], fields: Sequence[str], reading: Reading
     rule = values.pop("rejection_sample_method", None)
     if rule is not None:
         reading.set("rule", _rule(rule, reading.who), "rejection_sample_method")
+    if values.pop("use_heterogeneous_vocab", False):
+        reading.set("draft_translation", "intersection", "use_heterogeneous_vocab")
     table = values.pop("num_speculative_tokens_per_batch_size", None)
     if table is not None:
         _adapt(reading, table)

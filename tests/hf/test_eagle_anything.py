@@ -6,11 +6,13 @@ import pytest
 from eagle_heads import Dense, eagle1, head_weights, safeailab, speculators
 from mtp_layers import DenseMtp, layer_weights, speculators_mtp
 from test_draft_model_anything import nan_memory, short_memory  # noqa: F401
-from test_eagle import Watched
 from tiny import accelerated, batch, fresh, new_tokens, random_rows
+from watched import Watched
+
+from specdec_kernels.drafting.eagle import EagleDrafter
 
 
-class Wanderer(Watched):
+class Wanderer(Watched, EagleDrafter):
     """Accepts as chance has it."""
 
     r = None

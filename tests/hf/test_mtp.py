@@ -2,8 +2,8 @@
 
 import pytest
 from mtp_layers import DenseMtp, layer_weights, speculators_mtp
-from test_eagle import check_chains, check_trees, proposals_of
 from tiny import batch, fresh, new_tokens, random_rows
+from watched import check_chains, check_trees, proposals_of
 
 
 @pytest.fixture(scope="module")

@@ -6,11 +6,12 @@ import weakref
 import pytest
 import torch
 from mtp_layers import layer_weights, speculators_mtp
-from test_eagle import Watched
 from test_sampling import FALSE_ALARM, PLAIN, SMALL, WARPED, draw, joints, pvalues
 from tiny import VOCAB, accelerated, batch, fresh, new_tokens, random_rows
+from watched import Watched
 
 import specdec_kernels as sdk
+from specdec_kernels.drafting.eagle import EagleDrafter
 from specdec_kernels.hf import mtp
 from specdec_kernels.hf.patch import _engines
 
@@ -73,7 +74,8 @@ def test_b05_also_behind_drafts_that_were_wrong(by, tmp_path, monkeypatch):
     monkeypatch.setattr(
         Watched, "future", lambda self, b, text: texts[b][len(text) - len(prompts[b]) :]
     )
-    monkeypatch.setattr("specdec_kernels.drafting.factory.EagleDrafter", Watched)
+    watched = type("Watched", (Watched, EagleDrafter), {})
+    monkeypatch.setattr("specdec_kernels.drafting.factory.EagleDrafter", watched)
     with accelerated(target, model=source, num_speculative_tokens=4):
         assert new_tokens(target, batch(prompts), max_new_tokens=100) == texts
     assert len(proposals) > 60
