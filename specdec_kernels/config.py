@@ -10,13 +10,13 @@ from typing import Any
 
 from specdec_kernels.config_checks import (
     METHODS,
-    Choices,
     Seed,
     check,
     methods_of,
     normal_choices,
     normal_seed,
 )
+from specdec_kernels.medusa_trees import Paths
 from specdec_kernels.spellings import Reading, llama_cpp, sglang, vllm
 
 MARGINAL_TOPK = 10
@@ -89,7 +89,8 @@ class SpeculativeConfig:
     draft_p_min: a draft ends before a token whose probability is lower (draft-p-min).
     medusa_choices: the tree that Medusa heads draft, in the format of Medusa: for each node the
         ranks of its ancestors and its own, as (0,), (1,), (0, 0). Where fewer tokens are drafted,
-        the likeliest of them. None: the likeliest tokens of all trees.
+        the likeliest of them. Or the name of a tree of Medusa's, such as "vicuna_7b_stage2". None:
+        the likeliest tokens of all trees.
     """
 
     method: str = "ngram"
@@ -119,7 +120,7 @@ class SpeculativeConfig:
     draft_tree_depth: int | None = None
     draft_min_tokens: int = 0
     draft_p_min: float = 0.0
-    medusa_choices: Choices | None = None
+    medusa_choices: Paths | str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "seed", normal_seed(self.seed))

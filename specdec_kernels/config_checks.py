@@ -8,6 +8,8 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from specdec_kernels.medusa_trees import Paths, named_tree
+
 if TYPE_CHECKING:
     from specdec_kernels.config import SpeculativeConfig
 
@@ -50,7 +52,6 @@ SHARES = (
     "draft_p_min",
 )
 
-Choices = tuple[tuple[int, ...], ...]
 Seed = int | tuple[int | None, ...] | None
 
 
@@ -224,9 +225,11 @@ def normal_seed(seed: Any) -> Seed:
     return None if seed is None else operator.index(seed)
 
 
-def normal_choices(choices: Any) -> Choices:
+def normal_choices(choices: Any) -> Paths:
     """Distinct paths of ranks, closed under prefixes; raises TypeError or ValueError otherwise."""
-    if isinstance(choices, (str, bytes)) or not isinstance(choices, Sequence):
+    if isinstance(choices, str):
+        return named_tree(choices)
+    if isinstance(choices, bytes) or not isinstance(choices, Sequence):
         raise TypeError(f"medusa_choices: expected a list of paths, got {choices!r}")
     paths = set()
     for path in choices:

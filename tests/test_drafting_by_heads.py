@@ -12,6 +12,7 @@ from specdec_kernels.drafting.acceptance import SlotAcceptance
 from specdec_kernels.drafting.cost import DraftCost
 from specdec_kernels.drafting.marginals import likely_paths
 from specdec_kernels.drafting.medusa import MedusaDrafter
+from specdec_kernels.medusa_trees import CHILDREN, named_tree
 from specdec_kernels.tree import Decision
 
 
@@ -184,3 +185,23 @@ def test_e01_the_size_follows_what_trees_bring_and_heads_cost():
     costly = controller(lambda n: 1 + min(n, 8) / 8, 4, 2.0)
     costly._pause_left[3] = 5
     assert costly.draft_size(1, [3]) == 0
+
+
+@pytest.mark.parametrize("name", CHILDREN)
+def test_trees_of_medusa_by_name(name):
+    """63 nodes in each, in four levels or three, no rank above 9; the first head has ten."""
+    config = SpeculativeConfig(method="medusa", model="x", medusa_choices=name)
+    choices = config.medusa_choices
+    assert len(choices) == len(set(choices)) == 63
+    assert [len(path) for path in choices] == sorted(len(path) for path in choices)
+    assert len(choices[-1]) == (3 if name == "vicuna_33b_stage1" else 4)
+    assert max(max(path) for path in choices) == 9
+    assert SpeculativeConfig(method="medusa", model="x", medusa_choices=choices) == config
+
+
+def test_a_tree_of_medusa_with_an_unknown_name():
+    with pytest.raises(ValueError, match="one of mc_sim_7b_63.*got 'vicuna_7b'"):
+        SpeculativeConfig(method="medusa", model="x", medusa_choices="vicuna_7b")
+    last = (0, 0, 0, 1), (6, 0), (1, 4)
+    assert set(last) < set(named_tree("vicuna_7b_stage2"))
+    assert (1, 5) not in named_tree("vicuna_7b_stage2")

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.utils.hub import cached_file
 
-from specdec_kernels.config import Choices
 from specdec_kernels.drafting.acceptance import SlotAcceptance
 from specdec_kernels.drafting.cost import DraftCost
 from specdec_kernels.hf.draft import PADDING, weight_of
 from specdec_kernels.hf.layers import LayerFlip
+from specdec_kernels.medusa_trees import Paths
 
 FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
 KEY = re.compile(r"(?:medusa_head\.)?(\d+)\.(\d+)\.(linear\.)?(weight|bias)")
@@ -81,7 +81,7 @@ def load_heads(
     target: PreTrainedModel,
     linear: str,
     depth: int | None = None,
-    choices: Choices | None = None,
+    choices: Paths | None = None,
 ) -> MedusaHeads:
     """The heads in a file, a folder or a repository of the Hub, in the target's dtype.
 

@@ -84,7 +84,9 @@ def _load(config: SpeculativeConfig, target: PreTrainedModel) -> Drafting:
         wanted = Wanted(config.draft_translation, chains, *tokenizers)
         return load_draft(config.model, target, config.linear, wanted)
     if method == "medusa":
-        limits = config.draft_tree_depth, config.medusa_choices
+        choices = config.medusa_choices
+        assert not isinstance(choices, str)  # a name has become its paths
+        limits = config.draft_tree_depth, choices
         return load_heads(config.model, target, config.linear, *limits)
     if method in ("dflash", "dspark"):
         return load_dflash(config.model, method, target, config.linear)
