@@ -200,7 +200,7 @@ def test_trees_of_medusa_by_name(name):
 
 
 def test_a_tree_of_medusa_with_an_unknown_name():
-    with pytest.raises(ValueError, match="one of mc_sim_7b_63.*got 'vicuna_7b'"):
+    with pytest.raises(ValueError, match=r"one of mc_sim_7b_63.*got 'vicuna_7b'"):
         SpeculativeConfig(method="medusa", model="x", medusa_choices="vicuna_7b")
     last = (0, 0, 0, 1), (6, 0), (1, 4)
     assert set(last) < set(named_tree("vicuna_7b_stage2"))
