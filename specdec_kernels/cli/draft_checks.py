@@ -12,6 +12,8 @@ from torch import Tensor
 from specdec_kernels.cli.model import HUB_ID
 from specdec_kernels.drafting.dflash import BlockConfig, BlockNetwork
 from specdec_kernels.drafting.eagle import Head, HeadConfig
+from specdec_kernels.drafting.intersection import Intersection
+from specdec_kernels.drafting.transcript import TextTranslation
 from specdec_kernels.hf.checkpoint import read_config
 from specdec_kernels.hf.dflash import DFlash
 from specdec_kernels.hf.draft import PADDING, Draft
@@ -187,10 +189,19 @@ def check_model(draft: Draft, target: Any) -> list[Check]:
     if own is not None and its is not None:
         here, there = token_names(own), token_names(its)
         strangers = sum(here[i] != there[i] for i in here.keys() & there.keys())
-        detail = f"{len(here)} tokens here, {len(there)} there, {strangers} with different names"
+        sizes = f"{len(here)} tokens here, {len(there)} there"
+        detail = f"{sizes}, {strangers} with different names"
         names = Check("tokenizer", "warning" if strangers else "ok", detail)
+        if draft.translation is not None:
+            names = Check("tokenizer", "ok", f"another one, {sizes}: {_way(draft.translation)}")
     size = draft.model.config.get_text_config().vocab_size
     return [names, _vocabulary(size, target), _positions(max_positions(draft.model), target)]
+
+
+def _way(translation: Intersection | TextTranslation) -> str:
+    if isinstance(translation, Intersection):
+        return f"drafts the {len(translation.pairs)} tokens that both have"
+    return "drafts text"
 
 
 def _shapes(network: torch.nn.Module, target: Any) -> Check:

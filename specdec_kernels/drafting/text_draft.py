@@ -161,14 +161,15 @@ class TextDrafter(DraftModelDrafter):
         pending = text.pending
         writing = Writing(depth, pending, going=depth > 0)
         last = text.ids[-1] if text.ids else 0
-        if logits is None or not depth or last in draft.specials or last >= len(logits):
+        piece = b"" if last in draft.specials else draft.pieces[last]
+        if logits is None or not depth or not piece:
             return writing
-        piece = draft.pieces[last]
         best = self._best(logits, draft.beginning_with(piece + pending))
-        if best is None or not logits[best] > logits[last]:
+        if best is None or last >= len(logits) or not logits[best] > logits[last]:
             return writing
-        more = draft.pieces[best][len(piece) :]
-        if target.pieces[text.tail[-1]] + more[len(pending) :] not in target.ids:
+        more, latest = draft.pieces[best][len(piece) :], text.tail[-1]
+        before = target.pieces[latest] if latest < len(target.pieces) else b""
+        if before + more[len(pending) :] not in target.ids:
             writing.take(best, more)
         return writing
 

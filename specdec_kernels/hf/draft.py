@@ -40,8 +40,9 @@ class Draft:
         self.model = model
         self.runner = Runner(model, "off" if linear == "off" else "auto")
         self.translation = translation
-        own, its = vocab_size(model), vocab_size(target)
-        self.vocab = own if isinstance(translation, TextTranslation) else min(own, its)
+        self.vocab = min(vocab_size(model), vocab_size(target))
+        if isinstance(translation, TextTranslation):  # the rest is padding, which says nothing
+            self.vocab = min(vocab_size(model), len(translation.draft.pieces))
         self.cost = DraftCost(weight_of(model) / max(weight_of(target), 1))
 
     def run(

@@ -8,8 +8,10 @@ from small_tokenizers import NASTY, TEXTS, letters, small_tokenizer
 from test_draft_model import noisy
 from test_sampling import FALSE_ALARM, PLAIN, SMALL, WARPED, draw, joints, pvalues
 from tiny import accelerated, batch, fresh, new_tokens
+from transformers import PreTrainedTokenizerBase
 
 import specdec_kernels as sdk
+from specdec_kernels.cli.draft_checks import check_model
 from specdec_kernels.decoding.loop import Loop
 from specdec_kernels.drafting.intersection import Intersection
 from specdec_kernels.drafting.transcript import TextTranslation
@@ -91,6 +93,28 @@ def renamed(model, target, draft):
         table, source = getattr(out, name)().weight.data, getattr(model, name)().weight.data
         table[own] = source[its]
     return out
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_c18_padded_vocabularies(way, windows):
+    """Ids without a token, in both models: they stand for no text, and are not drafted as text."""
+    sizes = len(small_tokenizer("bytes2")) + 80, len(small_tokenizer("pieces2")) + 80
+    model, draft = model_of("bytes2", vocab_size=sizes[0]), model_of("pieces2", vocab_size=sizes[1])
+    inputs = batch(prompts("bytes2", TEXTS[0][:40], "a"))
+    for table in (model.lm_head, draft.lm_head):
+        table.weight.data[-80:] *= 2  # so that they are written
+    expected = new_tokens(model, inputs)
+    assert max(max(row) for row in expected) >= sizes[0] - 80
+    options = dict(model=draft, draft_translation=way, num_speculative_tokens=4)
+    with accelerated(model, **options, **tokenizers_of("bytes2", "pieces2")):
+        assert new_tokens(model, inputs) == expected
+    drafted = [
+        token
+        for tree in windows
+        for row, n in zip(tree.draft_token_ids.tolist(), tree.num_nodes.tolist(), strict=True)
+        for token in row[1:n]
+    ]
+    assert drafted and max(drafted) < sizes[0] - 80
 
 
 @pytest.mark.parametrize("options", [{}, dict(draft_tree_topk=3)], ids=["chain", "tree"])
@@ -216,7 +240,7 @@ def test_b18_the_end_of_the_draft_models_positions(way):
         positions = []
 
         def hook(module, args, given, positions=positions):
-            positions.append(int(given["position_ids"].max()))
+            positions.append(int(given.get("position_ids", args[-1]).max()))
 
         with accelerated(target, model=draft, **options, **tokenizers_of("bytes", name)):
             draft.model.rotary_emb.register_forward_pre_hook(hook, with_kwargs=True)
@@ -235,7 +259,9 @@ def test_tokenizers_that_lie_with_the_models(tmp_path):
     config = {"model": str(tmp_path / "pieces"), "num_speculative_tokens": 3}
     for extra, kind in (({"use_heterogeneous_vocab": True}, Intersection), ({}, TextTranslation)):
         with accelerated(target, config={**config, **extra}):
-            assert isinstance(engines[target].draft.translation, kind)
+            draft = engines[target].draft
+            assert isinstance(draft.translation, kind)
+            assert check_model(draft, target)[0].detail.startswith("another one, 393 tokens here")
             assert new_tokens(target, inputs) == expected
     target, folders = model_of("bytes"), {"tokenizer": tmp_path / "bytes"}
     folders["draft_tokenizer"] = str(tmp_path / "pieces")
@@ -277,6 +303,21 @@ def test_what_is_refused(options, error, message):
         sdk.patch(target, model=model_of("pieces"), **options)
     with pytest.raises(ValueError, match="expected a patched model"):
         sdk.metrics(target)
+
+
+def test_a_tokenizer_of_python_code_is_refused():
+    class Slow(PreTrainedTokenizerBase):
+        backend_tokenizer = None
+
+        def __init__(self):
+            """Nothing of it is used but this."""
+
+        def get_vocab(self):
+            return {"a": 0, "b": 1}
+
+    tokenizers = dict(tokenizer=small_tokenizer("bytes"), draft_tokenizer=Slow())
+    with pytest.raises(ValueError, match=r"draft_tokenizer: expected a fast tokenizer .* got Slow"):
+        sdk.patch(model_of("bytes"), model=model_of("pieces"), **tokenizers)
 
 
 def test_other_methods_take_no_tokenizer():
