@@ -131,7 +131,7 @@ def deepspec(folder, target, weights, ids=(2, 3, 1), **changes):
     """DSpark by its makers: with copies of the target's tables."""
     config = layer_config(target, weights, architectures=["Qwen3DSparkModel"], block_size=BLOCK)
     config |= dict(target_layer_ids=[k - 1 for k in ids], mask_token_id=MASK, num_anchors=512)
-    config |= dict(markov_head_type="vanilla", enable_confidence_head=True, **changes)
+    config |= {"markov_head_type": "vanilla", "enable_confidence_head": True, **changes}
     tables = target.get_input_embeddings().weight, target.get_output_embeddings().weight
     names = "embed_tokens.weight", "lm_head.weight"
     copies = {name: w.detach().clone() for name, w in zip(names, tables, strict=True)}

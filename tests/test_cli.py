@@ -15,6 +15,7 @@ from specdec_kernels import cli
 from specdec_kernels.cli import console, doctor, generate, options, plan, runs, selftest
 from specdec_kernels.cli import model as models
 from specdec_kernels.cli.prompts import PROMPTS
+from specdec_kernels.config_checks import BY_MODEL
 from specdec_kernels.metrics import Metrics
 
 transformers = pytest.importorskip("transformers")
@@ -23,7 +24,7 @@ needs_patch = pytest.mark.skipif(not hasattr(sdk, "patched"), reason="no drop-in
 needs_package = pytest.mark.skipif(
     models.package_missing() is not None, reason="the model package is not installed"
 )
-HEADS = ("eagle", "eagle3", "medusa")  # there are none for this checkpoint
+HEADS = tuple(name for name in BY_MODEL if name != "draft_model")  # none for this checkpoint
 ROW_KEYS = {
     "prompt", "method", "new_tokens", "seconds", "tokens_per_second", "dtype", "speedup_vs_plain",
     "acceptance_rate", "mean_acceptance_length", "accepted_per_position", "same_tokens",
