@@ -23,7 +23,7 @@ needs_patch = pytest.mark.skipif(not hasattr(sdk, "patched"), reason="no drop-in
 needs_package = pytest.mark.skipif(
     models.package_missing() is not None, reason="the model package is not installed"
 )
-HEADS = ("eagle", "eagle3", "medusa")  # there are none for this checkpoint
+HEADS = ("eagle", "eagle3", "medusa", "mtp")  # there are none for this checkpoint
 ROW_KEYS = {
     "prompt", "method", "new_tokens", "seconds", "tokens_per_second", "dtype", "speedup_vs_plain",
     "acceptance_rate", "mean_acceptance_length", "accepted_per_position", "same_tokens",
