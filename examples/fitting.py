@@ -119,3 +119,9 @@ def add_options(parser: argparse.ArgumentParser, updates: int, lr: float) -> Non
     add("--report", type=int, default=100, help="updates between measurements (%(default)s)")
     add("--seed", type=int, default=0, help="%(default)s")
     add("--threads", type=int, help="default: torch's own choice")
+
+
+def what_counted(options: argparse.Namespace) -> dict[str, Any]:
+    """Without where things lie and what they are called."""
+    places = ("out", "work", "model", "threads", "name", "methods")
+    return {key: value for key, value in vars(options).items() if key not in places}

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from distill import Text, log, own_states, own_texts
-from fitting import add_options, batches_of, fit, held_out, padded
+from fitting import add_options, batches_of, fit, held_out, padded, what_counted
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 from unrolled import Batch
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "texts": len(ids),
         "tokens": sum(map(len, ids)),
         "torch": torch.__version__,
-        "options": {key: str(value) for key, value in vars(options).items()},
+        "options": what_counted(options),
         "log": record,
     }
     (options.out / "training.json").write_text(json.dumps(about, indent=1) + "\n")

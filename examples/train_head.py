@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from distill import Text, log, own_states, own_texts
-from fitting import add_options, batches_of, fit, held_out, padded
+from fitting import add_options, batches_of, fit, held_out, padded, what_counted
 from networks import NETWORKS, STEPS, hidden_layers
 from torch import Tensor
 from unrolled import Batch, agreement, loss
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "texts": len(ids),
         "tokens": sum(map(len, ids)),
         "torch": torch.__version__,
-        "options": {key: str(value) for key, value in vars(options).items()},
+        "options": what_counted(options),
     }
     for method in options.methods:
         network = NETWORKS[method](target, draft_ids)

@@ -361,6 +361,20 @@ def test_demo_rows_and_table(capsys, checkpoint, monkeypatch, stubbed):
     assert gaps["fp32"] is None and gaps["bf16"] >= 0
 
 
+@needs_patch
+def test_demo_with_a_draft(capsys, checkpoint):
+    """The model drafts for itself: nothing that it drafts is refused."""
+    argv = ["demo", "--model", checkpoint, "--max-new-tokens", "8", "--repeats", "1"]
+    argv += ["--prompt", "quote", "--dtype", "fp32"]
+    code, out, _ = run(capsys, *argv, "--draft", checkpoint, "--json", "-")
+    rows = {row["method"]: row for row in json.loads(out)["rows"]}
+    assert code == 0 and list(rows) == [*runs.METHODS, runs.DRAFTED]
+    assert rows[runs.DRAFTED]["same_tokens"]
+    assert rows[runs.DRAFTED]["acceptance_rate"] == 1 or not rows[runs.DRAFTED]["acceptance_rate"]
+    code, out, err = run(capsys, *argv, "--draft", "./missing")
+    assert code == 2 and out == "" and "--draft ./missing" in err.splitlines()[-1]
+
+
 def test_demo_says_when_a_model_is_not_supported(capsys, checkpoint, monkeypatch):
     support = stub_drop_in(monkeypatch)
     support.ok, support.reason = False, "recurrent state"
@@ -370,6 +384,8 @@ def test_demo_says_when_a_model_is_not_supported(capsys, checkpoint, monkeypatch
 
 def test_demo_measures_costs_and_chooses_tokens_by_them():
     class Fake:
+        methods = runs.METHODS
+
         def run(self, ids, new_tokens, method):
             assert ids.shape[1] == plan.SLOTS
             return runs.Run([1] * new_tokens, 0.31 + new_tokens * 0.01, 0.32, None)
@@ -390,10 +406,11 @@ def test_contest_shares_weights_and_keeps_models_apart(checkpoint, monkeypatch):
     stub_drop_in(monkeypatch)
     model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
     with runs.Contest(model) as contest:
-        assert contest.patched is not model and contest.patched.config is not model.config
-        pairs = zip(model.parameters(), contest.patched.parameters(), strict=True)
+        patched = contest.patched["specdec"]
+        assert patched is not model and patched.config is not model.config
+        pairs = zip(model.parameters(), patched.parameters(), strict=True)
         assert all(a is b for a, b in pairs)
-        assert contest.patched.lm_head.weight is model.lm_head.weight
+        assert patched.lm_head.weight is model.lm_head.weight
 
 
 @needs_patch

@@ -7,6 +7,7 @@ import contextlib
 import statistics
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,6 +45,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--repeats", type=whole(1), metavar="N", help="default: 1 to 3, as time allows"
     )
+    parser.add_argument(
+        "--draft",
+        metavar="PATH",
+        help="one more run each, with this draft model or head: a folder or a Hub id",
+    )
     add_common(parser)
     add_json(parser, "write machine and rows as JSON")
 
@@ -80,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
             left = BUDGET - (time.monotonic() - start)
             share = SHARE[dtype] / sum(SHARE[other] for other in chosen[i:])
             deadline = time.monotonic() + left * share
-            with runs.Contest(model) as contest:
+            with _contest(model, args.draft) as contest:
                 cells += _measure(contest, tokenizer, dtype, args, deadline, progress)
         facts = {**machine.describe(), "model": name}
     rows = [row for cell in cells for row in _rows(cell)]
@@ -90,6 +96,16 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         write_json({"machine": facts, "rows": rows}, args.json)
     return 0
+
+
+@contextlib.contextmanager
+def _contest(model: Any, draft: str | None) -> Iterator[runs.Contest]:
+    with contextlib.ExitStack() as stack:
+        try:
+            contest = stack.enter_context(runs.Contest(model, draft))
+        except (TypeError, ValueError) as error:
+            raise CliError(f"--draft {draft}: {error}") from error
+        yield contest
 
 
 def _measure(
@@ -106,7 +122,8 @@ def _measure(
     progress.say(f"{dtype}: warming up")
     cost = plan.measure(contest, encoded[0])
     lengths = [ids.shape[1] for ids in encoded]
-    tokens = plan.choose_tokens(chosen, lengths, cost, deadline - time.monotonic())
+    left = deadline - time.monotonic()
+    tokens = plan.choose_tokens(chosen, lengths, cost, left, len(contest.patched))
     if args.max_new_tokens:
         tokens = [args.max_new_tokens] * len(chosen)
     cells = [
@@ -118,7 +135,7 @@ def _measure(
             late = repeat > 0 and time.monotonic() + cell.seconds() > deadline
             if late and args.repeats is None:
                 continue
-            for method in runs.METHODS:
+            for method in contest.methods:
                 progress.say(f"{dtype} {cell.prompt}: {method}, run {repeat + 1}")
                 done = contest.run(cell.input_ids, cell.new_tokens, method)
                 cell.runs.setdefault(method, []).append(done)

@@ -16,6 +16,7 @@ from specdec_kernels.cli.model import quiet_transformers
 from specdec_kernels.metrics import Metrics
 
 METHODS = ("plain", "prompt_lookup", "specdec")
+DRAFTED = "specdec_draft"
 LOOKUP = {"prompt_lookup_num_tokens": 8, "max_matching_ngram_size": 3}
 
 
@@ -47,23 +48,33 @@ class Clock:
 
 
 class Contest:
-    """A plain model and a patched one over the same weights, so that runs can take turns."""
+    """A plain model and patched ones over the same weights, so that runs can take turns.
 
-    def __init__(self, model: Any) -> None:
+    draft: what `patch` takes as `model`; with it one more method takes part, DRAFTED.
+    """
+
+    def __init__(self, model: Any, draft: str | None = None) -> None:
         self.plain = model
+        self.options: dict[str, dict[str, Any]] = {"specdec": {}}
+        if draft is not None:
+            self.options[DRAFTED] = {"model": draft}
         shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-        self.patched = copy.deepcopy(model, shared)
+        self.patched = {name: copy.deepcopy(model, dict(shared)) for name in self.options}
+        self.methods = tuple(dict.fromkeys((*METHODS, *self.options)))
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Contest:
-        self._stack.enter_context(sdk.patched(self.patched))
+        with contextlib.ExitStack() as stack:
+            for name, options in self.options.items():
+                stack.enter_context(sdk.patched(self.patched[name], **options))
+            self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._stack.close()
 
     def run(self, input_ids: torch.Tensor, new_tokens: int, method: str) -> Run:
-        """A greedy run by one of METHODS."""
+        """A greedy run by one of `methods`."""
         counts = Metrics()
         model, kwargs = self.plain, {}
         with contextlib.ExitStack() as stack:
@@ -71,8 +82,9 @@ class Contest:
             if method == "prompt_lookup":
                 kwargs = LOOKUP
                 stack.enter_context(count_prompt_lookup(counts))
-            elif method == "specdec":
-                model, counts = self.patched, sdk.metrics(self.patched)
+            elif method in self.patched:
+                model = self.patched[method]
+                counts = sdk.metrics(model)
                 counts.reset()
             clock = Clock()
             output = model.generate(
