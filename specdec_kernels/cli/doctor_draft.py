@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specdec_kernels.cli import draft_checks as checks
+from specdec_kernels.cli import draft_description as description
 from specdec_kernels.cli import model as models
 from specdec_kernels.cli.console import Progress, format_table, write_json
 from specdec_kernels.cli.draft_checks import Check
@@ -56,7 +57,7 @@ class Case:
             self.checks.append(Check("target", "error", reason))
             return
         try:
-            self.kind = checks.kind_of(self.source, self.target)
+            self.kind = description.kind_of(self.source, self.target)
             self._read(self.kind)
         except Exception as error:  # a damaged checkpoint fails in too many ways to list
             reason = " ".join(str(error).split()).removeprefix("model: ")
@@ -67,28 +68,28 @@ class Case:
     def _read(self, kind: str) -> None:
         if kind == "draft_model":
             draft = load_draft(self.source, self.target, LINEAR)
-            self.checkpoint = checks.describe_model(draft)
+            self.checkpoint = description.describe_model(draft)
             self.checks += checks.check_model(draft, self.target)
             self.drafter = draft
         elif kind == "medusa":
             heads = load_heads(self.source, self.target, LINEAR)
-            self.checkpoint = checks.describe_medusa(heads)
+            self.checkpoint = description.describe_medusa(heads)
             self.checks += checks.check_medusa(self.source, heads, self.target)
             self.drafter = heads
         elif kind in ("dflash", "dspark"):
             self.config, weights = read_dflash(self.source)
             dflash = fit_dflash(self.config, weights, kind, self.target, LINEAR)
-            self.checkpoint = checks.describe_dflash(dflash, self.config)
+            self.checkpoint = description.describe_dflash(dflash, self.config)
             self.checks += checks.check_dflash(self.config, weights, dflash, self.target)
             self.drafter = dflash
         elif kind == "mtp":
             layers = load_mtp(self.source, self.target, LINEAR)
-            self.checkpoint = checks.describe_mtp(layers)
+            self.checkpoint = description.describe_mtp(layers)
             self.checks += checks.check_mtp(layers, self.target)
             self.drafter = layers
         else:
             self.config, weights = read_checkpoint(self.source)
-            self.checkpoint = checks.describe_eagle(self.config, weights)
+            self.checkpoint = description.describe_eagle(self.config, weights)
             head = fit_eagle(self.config, weights, kind, self.target, LINEAR)
             self.checks += checks.check_eagle(self.config, weights, head, self.target)
             self.drafter = head

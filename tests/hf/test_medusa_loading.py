@@ -176,7 +176,8 @@ def test_options_that_do_not_fit(tmp_path):
         ([[0], [-1]], ValueError, r"paths of ranks from 0 on, got \[-1\]"),
         ([0], ValueError, "paths of ranks from 0 on, got 0"),
         ([], ValueError, "expected at least one path"),
-        ("mc_sim_7b_63", TypeError, "expected a list of paths"),
+        (7, TypeError, "expected a list of paths"),
+        ("mc_sim_7b_63", ValueError, "paths of at most 3 levels"),
         ([[0], [0, 0], [0, 0, 0], [0, 0, 0, 0]], ValueError, "paths of at most 3 levels"),
     ):
         refused(model, heads, match, error, medusa_choices=choices)
