@@ -1,5 +1,5 @@
 # make demo   a language model, generating faster with the same output
-# make test   the tests, then the Hugging Face tests again under the oldest supported transformers
+# make test   the tests, then the Hugging Face tests again under the oldest supported transformers (JOBS=2)
 # make test-isa  the kernels' tests under every instruction set, the ones this machine lacks emulated
 # make lint   ruff, clang-format, mypy
 # make sanitize  the tests of the kernels under AddressSanitizer and UndefinedBehaviorSanitizer
@@ -9,6 +9,7 @@
 
 PYTHON ?= python3
 ARGS ?=
+JOBS ?= 2
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -30,12 +31,14 @@ CPP_SOURCES := $(wildcard csrc/*/*.h csrc/*/*.cpp csrc/*/*.cu csrc/*/*.cuh pytho
 demo: $(STAMPS)/demo $(STAMPS)/package
 	@$(PY) -m specdec_kernels demo $(ARGS)
 
+# One thread each: most of the time goes to Python, and test-isa runs the kernels on all threads.
+PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -q -n $(JOBS) --dist worksteal
 test: $(STAMPS)/demo $(STAMPS)/test $(STAMPS)/transformers4 $(STAMPS)/package
 	@echo "==> tests"
-	@$(PY) -m pytest -q $(ARGS)
+	@$(PYTEST) $(ARGS)
 	@if [ -d tests/hf ]; then \
 	  echo "==> tests/hf under the oldest supported transformers"; \
-	  PYTHONPATH=$(VENV)/transformers4 $(PY) -m pytest -q tests/hf; \
+	  PYTHONPATH=$(VENV)/transformers4 $(PYTEST) tests/hf; \
 	fi
 
 lint: $(STAMPS)/lint
