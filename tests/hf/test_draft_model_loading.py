@@ -144,7 +144,6 @@ def with_nan():
             "expected 1 with rule 'block'",
         ),
     ],
-    ids=str,
 )
 def test_what_is_refused(options, error, message, inputs):
     target = fresh("llama")

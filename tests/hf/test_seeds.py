@@ -101,7 +101,7 @@ EDITS = [
 ]
 
 
-@pytest.mark.parametrize("settings", EDITS, ids=str)
+@pytest.mark.parametrize("settings", EDITS)
 @pytest.mark.parametrize("sampled", [False, True])
 def test_seeded_text_of_the_kernel_is_that_of_the_processors(settings, sampled, monkeypatch):
     """Scores are kept on the walk, which calls transformers' own processors."""
