@@ -96,7 +96,7 @@ def fit_dflash(
     settings = block_config(config, weights, target)
     ids = target_ids(weights, settings.draft_vocab_size, settings.vocab_size)
     weights.pop("d2t", None)
-    heads = further_heads(config, weights)
+    heads = further_heads(weights)
     ids = None if ids is None else ids.to(target.device)
     network = _network(settings, weights, target, ids, heads)
     _fill(network, weights, target)

@@ -102,7 +102,7 @@ def _from_anchor(config: dict[str, Any], weights: Container[str]) -> bool:
     return bool(said)
 
 
-def further_heads(config: dict[str, Any], weights: Mapping[str, Tensor]) -> dict[str, Any] | None:
+def further_heads(weights: Mapping[str, Tensor]) -> dict[str, Any] | None:
     """The further arguments of DSparkNetwork, None for DFlash: the weights tell."""
     if dflash_method(weights) != "dspark":
         return None
@@ -127,15 +127,15 @@ def _attention(
 ) -> tuple[tuple[int | None, ...], tuple[bool, ...]]:
     """Per layer its window and whether it is causal within a block, as vLLM reads it.
 
-    Layers with a window are causal unless the config says otherwise, the others are not.
+    Layers that layer_types calls sliding are causal unless the config says otherwise, others not.
     """
-    types = layer.get("layer_types")
-    if not types or (_setting(config, "use_swa") and "sliding_attention" not in types):
-        types = ["sliding_attention" if _setting(config, "use_swa") else "full_attention"] * number
+    types = layer.get("layer_types") or ["full_attention"] * number
     if len(types) < number:
         raise ValueError(f"model: expected layer_types for {number} layers, got {len(types)}")
     window = _setting(config, "swa_window_size", layer.get("sliding_window"))
-    sliding = [kind == "sliding_attention" for kind in types[:number]]
+    called = [kind == "sliding_attention" for kind in types[:number]]
+    everywhere = bool(_setting(config, "use_swa")) and not any(called)
+    sliding = [everywhere or slides for slides in called]
     if any(sliding) and not window:
         raise ValueError("model: expected sliding_window in config.json, got none")
     causal = layer.get("is_causal", _setting(config, "causal"))
@@ -143,5 +143,5 @@ def _attention(
         causal = False
     return (
         tuple(window if slides else None for slides in sliding),
-        tuple(slides if causal is None else bool(causal) for slides in sliding),
+        tuple(slides if causal is None else bool(causal) for slides in called),
     )
