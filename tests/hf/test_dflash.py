@@ -130,11 +130,7 @@ def layout(name, folder, target):
     if name == "windows by dflash_config":
         weights = block_weights(target)
         nested = dict(use_swa=True, swa_window_size=8)
-        return (
-            zlab(folder, target, weights, nested=nested),
-            weights,
-            dict(windows=(8, 8), causal=(True, True)),
-        )
+        return zlab(folder, target, weights, nested=nested), weights, dict(windows=(8, 8))
     if name == "causal by is_causal":
         weights = block_weights(target)
         changes = dict(SLIDES, is_causal=False, final_logit_softcapping=2.0)
