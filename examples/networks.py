@@ -153,12 +153,21 @@ def hidden_layers(target: Any) -> tuple[int, ...]:
     return 2, n // 2, n - 3
 
 
+def rope_theta(text: Any) -> float:
+    """Of ordinary rotary embeddings, as transformers 5 and 4 have it."""
+    rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
+    kind = rope.get("rope_type", "default")
+    if kind != "default":
+        raise SystemExit(f"expected a model with ordinary rotary embeddings, got {kind}")
+    return rope.get("rope_theta") or text.rope_theta
+
+
 def _config(
     target: Any, hidden_layers: tuple[int, ...], draft_vocab_size: int, *, fused: bool
 ) -> HeadConfig:
     text = target.config.get_text_config()
-    if text.model_type != "llama" or text.rope_parameters["rope_type"] != "default":
-        raise SystemExit(f"expected a Llama with ordinary rotary embeddings, got {text.model_type}")
+    if text.model_type != "llama":
+        raise SystemExit(f"expected a Llama, got {text.model_type}")
     dim = text.head_dim
     powers = torch.arange(0, dim, 2) / dim
     return HeadConfig(
@@ -173,7 +182,7 @@ def _config(
         head_dim=dim,
         vocab_size=text.vocab_size,
         draft_vocab_size=draft_vocab_size,
-        inv_freq=text.rope_parameters["rope_theta"] ** -powers,
+        inv_freq=rope_theta(text) ** -powers,
         eps=text.rms_norm_eps,
         activation=text.hidden_act,
         fc_norm=fused,
@@ -203,7 +212,7 @@ def _layer_config(text: Any) -> dict[str, Any]:
         "head_dim": text.head_dim,
         "hidden_act": text.hidden_act,
         "rms_norm_eps": text.rms_norm_eps,
-        "rope_theta": text.rope_parameters["rope_theta"],
+        "rope_theta": rope_theta(text),
         "max_position_embeddings": text.max_position_embeddings,
         "vocab_size": text.vocab_size,
     }

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from distill import Text, log, own_states, own_texts
 from fitting import add_options, batches_of, fit, held_out, padded, what_counted
+from networks import rope_theta
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 from unrolled import Batch
@@ -96,7 +97,7 @@ def small_llama(target: Any, options: argparse.Namespace) -> LlamaForCausalLM:
         num_attention_heads=options.heads,
         num_key_value_heads=options.heads,
         max_position_embeddings=text.max_position_embeddings,
-        rope_theta=text.rope_parameters["rope_theta"],
+        rope_theta=rope_theta(text),
         tie_word_embeddings=True,
         bos_token_id=text.bos_token_id,
         eos_token_id=text.eos_token_id,
