@@ -154,6 +154,7 @@ def test_fuzz_transcripts_have_the_text(pair, text, sizes, strangers):
         written = b"".join(its.pieces[i] for i in known)
         spelled = b"".join(own.pieces[i] for i in transcript.ids[len(own.start) :])
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        assert [transcript.ids.count(i) for i in own.start] == [1] * len(own.start)
         assert spelled.decode() == decoder.decode(written)
         assert transcript.pending == decoder.getstate()[0]
 

@@ -62,10 +62,14 @@ def windows(monkeypatch):
     ],
 )
 def test_c18_greedy_text_is_that_of_the_target(target, draft, way, windows):
-    """Random text: bytes that are no characters, special tokens in the middle, texts in a row."""
+    """Random text: bytes that are no characters, special tokens in the middle, ragged rows.
+
+    With positions of the draft model's own, where transformers' UAG crashed (its PR #46124).
+    """
     model, vocab = model_of(target), len(small_tokenizer(target))
     rows = prompts(target, TEXTS[0][:40], NASTY[1] + TEXTS[2][:50], NASTY[7])
-    options = dict(model=model_of(draft, "qwen3"), draft_translation=way)
+    family = "gpt2" if target == "bytes" else "qwen3"
+    options = dict(model=model_of(draft, family), draft_translation=way)
     for inputs, size in ((batch(rows[1:2]), 5), (batch(rows), 4), (batch(rows), None)):
         expected = new_tokens(model, inputs, max_new_tokens=32)
         options["num_speculative_tokens"] = size
