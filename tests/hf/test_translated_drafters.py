@@ -127,7 +127,8 @@ texts = st.text(
     st.one_of(st.sampled_from("ab \t\n0é\u0301日😀\u200d\ufeff▁<>|"), st.characters(codec="utf-8")),
     max_size=60,
 )
-words = st.sampled_from([*"".join(TEXTS).split(" "), *NASTY, " ", "\n"])
+# Without the names of special tokens: in a text, tokenizers take them for the tokens.
+words = st.sampled_from([*"".join(TEXTS).split(" "), *NASTY[:-1], " ", "\n"])
 
 
 @given(
