@@ -44,7 +44,7 @@ def spread(logits: Tensor, target_ids: Tensor | None, vocab_size: int) -> Tensor
     if target_ids is None:
         return logits
     whole = logits.new_full((*logits.shape[:-1], vocab_size), -torch.inf)
-    return whole.index_copy(-1, target_ids, logits)
+    return whole.index_copy_(-1, target_ids, logits)
 
 
 def _next(

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from specdec_kernels.drafting.draft_model import DraftModel, DraftModelDrafter
+from specdec_kernels.drafting.draw import spread
 from specdec_kernels.drafting.vocabulary import Vocabulary
 from specdec_kernels.tree import DraftTree, SamplingParams, roots_of
 
@@ -76,8 +77,7 @@ class Intersection:
 
     def to_target(self, logits: Tensor) -> Tensor:
         """From logits [..., Vd] of the draft model to [..., V] over the target's ids."""
-        spread = logits.new_full((*logits.shape[:-1], self.target_size), -torch.inf)
-        return spread.index_copy_(-1, self.target_ids, logits[..., self.draft_ids])
+        return spread(logits[..., self.draft_ids], self.target_ids, self.target_size)
 
 
 class OwnRows:
