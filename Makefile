@@ -1,6 +1,7 @@
 # make demo   a language model, generating faster with the same output
 # make test   the tests, then the Hugging Face tests again under the oldest supported transformers (JOBS=2)
 # make test-isa  the kernels' tests under every instruction set, the ones this machine lacks emulated
+# make test-gpu-code  the GPU kernels without a GPU: Triton interpreted, CUDA emulated, both compiled for every target
 # make lint   ruff, clang-format, mypy
 # make sanitize  the tests of the kernels under AddressSanitizer and UndefinedBehaviorSanitizer
 # make bench  the kernels against rivals and the machine (ARGS="commit_kv --quick" chooses)
@@ -26,7 +27,7 @@ NATIVE_SOURCES := CMakeLists.txt setup.py pyproject.toml \
 	$(wildcard csrc/*/*.h csrc/*/*.cpp csrc/*/*.cu csrc/*/*.cuh python/*.h python/*.cpp)
 CPP_SOURCES := $(wildcard csrc/*/*.h csrc/*/*.cpp csrc/*/*.cu csrc/*/*.cuh python/*.h python/*.cpp)
 
-.PHONY: demo test test-isa lint sanitize bench build clean
+.PHONY: demo test test-isa test-gpu-code lint sanitize bench build clean
 
 demo: $(STAMPS)/demo $(STAMPS)/package
 	@$(PY) -m specdec_kernels demo $(ARGS)
@@ -83,6 +84,12 @@ test-isa: $(STAMPS)/test $(STAMPS)/package
 	  SPECDEC_CPU_ISA=$$isa $(PYTEST_AWAY) $(BF16_TESTS) $(ARGS) || exit 1; \
 	done
 
+# OPENBLAS_NUM_THREADS: the interpreter's small products lose ten times their time to more threads.
+INTERPRETED := TRITON_INTERPRET=1 OPENBLAS_NUM_THREADS=1
+test-gpu-code: $(STAMPS)/test $(STAMPS)/triton $(STAMPS)/package
+	@echo "==> Triton kernels, interpreted"
+	@$(INTERPRETED) $(PYTEST) $(KERNEL_TESTS) -k triton $(ARGS)
+
 # Leaks are those of Python and torch. -s: pytest would hold back what a dying process prints.
 SANITIZED := LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1
@@ -120,6 +127,11 @@ $(STAMPS)/demo: $(REQ)/demo.txt $(REQ)/model.txt $(CONSTRAINTS) | $(STAMPS)/venv
 $(STAMPS)/test: $(REQ)/test.txt $(REQ)/demo.txt $(CONSTRAINTS) | $(STAMPS)/venv
 	@echo "==> installing the test tools"
 	@$(PIP_INSTALL) -r $(REQ)/test.txt
+	@touch $@
+
+$(STAMPS)/triton: $(REQ)/triton.txt $(CONSTRAINTS) | $(STAMPS)/venv
+	@echo "==> installing Triton"
+	@$(PIP_INSTALL) -r $(REQ)/triton.txt
 	@touch $@
 
 $(STAMPS)/lint: $(REQ)/lint.txt $(CONSTRAINTS) | $(STAMPS)/venv

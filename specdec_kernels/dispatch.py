@@ -8,6 +8,7 @@ device. An explicit choice never falls back.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +21,8 @@ from specdec_kernels import native
 
 BACKENDS = ("reference", "cpu", "triton", "cuda")
 LIBRARY = torch.library.Library("specdec_kernels", "DEF")
+# Of every op: backend to function, best first.
+IMPLEMENTATIONS: dict[str, Mapping[str, Callable]] = {}
 # Read once: between long computations a look into os.environ takes as long as a small kernel.
 _FROM_ENVIRONMENT = os.environ.get("SPECDEC_BACKEND", "")
 
@@ -57,11 +60,10 @@ def why_unavailable(backend: str, device_type: str) -> str | None:
         if device_type != "cpu":
             return f"takes CPU tensors, got {device_type}"
         return None if native.cpu is not None else native.cpu_error
-    if device_type != "cuda":
-        return f"takes CUDA tensors, got {device_type}"
-    if backend == "cuda":
-        return None if native.cuda is not None else native.cuda_error
-    return None
+    emulated = native.triton_interprets if backend == "triton" else native.cuda_is_emulated
+    if device_type != ("cpu" if emulated else "cuda"):
+        return f"takes {'CPU' if emulated else 'CUDA'} tensors, got {device_type}"
+    return native.triton_error if backend == "triton" else native.cuda_error
 
 
 def pick(
@@ -87,6 +89,16 @@ def pick(
     return implementations[wanted]
 
 
+def triton_kernel(op: str) -> Callable:
+    """What `specdec_kernels/ops/OP/triton.py` calls OP: imported at the first call, as Triton is
+    optional and slow to import."""
+
+    def run(*args: Any) -> Any:
+        return getattr(importlib.import_module(f"specdec_kernels.ops.{op}.triton"), op)(*args)
+
+    return run
+
+
 def register(
     name: str, schema: str, implementations: Mapping[str, Callable], fake: Callable
 ) -> Callable:
@@ -95,6 +107,7 @@ def register(
     `schema` ends in the argument `str backend`, which is resolved here.
     """
     LIBRARY.define(f"{name}{schema}")
+    IMPLEMENTATIONS[name] = implementations
 
     def run_on(device_type: str) -> Callable:
         def run(*args: Any, backend: str = "", **kwargs: Any) -> Any:

@@ -3,7 +3,12 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, settings
 
+from specdec_kernels import native
+
 sys.path.insert(0, str(Path(__file__).parent))
+
+if native.triton_interprets:
+    import triton_interpreter  # noqa: F401
 
 # `pytest -k fuzz --hypothesis-profile=nightly` takes an hour or so.
 for name, examples in (("ci", 200), ("nightly", 5000)):

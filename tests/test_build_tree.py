@@ -2,12 +2,14 @@ import math
 
 import pytest
 import torch
-from helpers import BACKENDS
+from helpers import backends
 from hypothesis import given
 from hypothesis import strategies as st
 
 from specdec_kernels.ops import build_tree, topk_logprobs, verify_greedy
 from specdec_kernels.tree import PADDING_PARENT, DraftTree
+
+BACKENDS = backends("build_tree")
 
 NAN, INF = math.nan, math.inf
 

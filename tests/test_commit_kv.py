@@ -1,8 +1,10 @@
 import pytest
 import torch
-from helpers import BACKENDS
+from helpers import backends
 
 from specdec_kernels.ops import commit_kv_
+
+BACKENDS = backends("commit_kv_")
 
 
 def case(dtype, paged, seed=0):

@@ -1,9 +1,11 @@
 import pytest
 import torch
-from helpers import BACKENDS
+from helpers import backends
 from torch.testing import assert_close
 
 from specdec_kernels.ops.linear_small_m import linear_small_m
+
+BACKENDS = backends("linear_small_m")
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 ROWS = [1, 2, 3, 7, 16, 33, 64, 65, 130]

@@ -4,13 +4,15 @@ import math
 
 import pytest
 import torch
-from helpers import BACKENDS
+from helpers import backends
 from sampling_cases import random_edits, random_sampling, random_window
 from transformers import RepetitionPenaltyLogitsProcessor, SequenceBiasLogitsProcessor
 
 from specdec_kernels.ops.rejection_sample import rejection_sample
 from specdec_kernels.ops.sample import sample
 from specdec_kernels.tree import STATUS_EMPTY, STATUS_NAN, SamplingParams
+
+BACKENDS = backends("rejection_sample")
 
 NATIVE = [b for b in BACKENDS if b != "reference"]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

@@ -1,12 +1,14 @@
 import pytest
 import torch
-from helpers import BACKENDS
+from helpers import backends
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from specdec_kernels.ops.ngram_lookup import ngram_lookup
+
+BACKENDS = backends("ngram_lookup")
 
 
 def oracle(text, min_n, max_n, k, latest):

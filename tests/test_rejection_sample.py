@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from helpers import BACKENDS
+from helpers import backends
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sampling_cases import (
@@ -16,6 +16,8 @@ from sampling_cases import (
 from specdec_kernels.ops.rejection_sample import reference, rejection_sample
 from specdec_kernels.ops.verify_greedy import verify_greedy
 from specdec_kernels.tree import STATUS_EMPTY, STATUS_NAN, DraftTree, SamplingParams
+
+BACKENDS = backends("rejection_sample")
 
 NATIVE = [b for b in BACKENDS if b != "reference"]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

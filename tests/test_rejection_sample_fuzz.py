@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from helpers import BACKENDS
+from helpers import backends
 from hypothesis import given
 from hypothesis import strategies as st
 from sampling_cases import pick, random_edits
@@ -18,6 +18,8 @@ from specdec_kernels.ops.rejection_sample import RULES, rejection_sample
 from specdec_kernels.ops.sample import sample
 from specdec_kernels.ops.verify_greedy import verify_greedy
 from specdec_kernels.tree import STATUS_EMPTY, STATUS_NAN, SamplingParams
+
+BACKENDS = backends("rejection_sample")
 
 NATIVE = [b for b in BACKENDS if b != "reference"]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -4,7 +4,7 @@ from functools import cache, partial
 
 import pytest
 import torch
-from helpers import BACKENDS
+from helpers import backends
 
 from specdec_kernels.ops import _random
 from specdec_kernels.ops.rejection_sample import rejection_sample
@@ -22,6 +22,8 @@ from specdec_kernels.testing import (
 )
 from specdec_kernels.testing.checks import WINDOWS_OF_RULE
 from specdec_kernels.tree import SamplingParams
+
+BACKENDS = backends("rejection_sample")
 
 # The reference walks row by row in Python: it is held to these backends token by token elsewhere.
 NATIVE = [b for b in BACKENDS if b != "reference"]

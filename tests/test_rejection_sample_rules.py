@@ -4,12 +4,14 @@ import math
 
 import pytest
 import torch
-from helpers import BACKENDS
+from helpers import backends
 from sampling_cases import likely_children, random_window
 
 from specdec_kernels.ops.rejection_sample import block_position, reference, rejection_sample
 from specdec_kernels.ops.sample import sample
 from specdec_kernels.tree import STATUS_NAN, DraftTree, SamplingParams
+
+BACKENDS = backends("rejection_sample")
 
 NATIVE = [b for b in BACKENDS if b != "reference"]
 

@@ -1,8 +1,10 @@
 import pytest
 import torch
-from helpers import BACKENDS
+from helpers import backends
 
 from specdec_kernels.ops.rms_norm import reference, rms_norm
+
+BACKENDS = backends("rms_norm")
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 EPS = 1e-5

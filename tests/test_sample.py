@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 import transformers
-from helpers import BACKENDS
+from helpers import backends
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sampling_cases import FALSE_ALARM, chi_square_pvalue, random_sampling
@@ -11,6 +11,8 @@ from sampling_cases import FALSE_ALARM, chi_square_pvalue, random_sampling
 from specdec_kernels.ops import _random
 from specdec_kernels.ops.sample import reference, sample
 from specdec_kernels.tree import SamplingParams
+
+BACKENDS = backends("sample")
 
 NATIVE = [b for b in BACKENDS if b != "reference"]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

@@ -2,11 +2,13 @@ import math
 
 import pytest
 import torch
-from helpers import BACKENDS
+from helpers import backends
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from specdec_kernels.ops.topk_logprobs import reference, topk_logprobs
+
+BACKENDS = backends("topk_logprobs")
 
 NATIVE = [b for b in BACKENDS if b != "reference"]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

@@ -3,10 +3,12 @@ import random
 
 import pytest
 import torch
-from helpers import BACKENDS
+from helpers import backends
 
 from specdec_kernels.ops.tree_attention import reference, tree_attention
 from specdec_kernels.tree import masks_from_parents
+
+BACKENDS = backends("tree_attention")
 
 NAN = float("nan")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

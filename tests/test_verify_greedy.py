@@ -3,11 +3,13 @@ import math
 
 import pytest
 import torch
-from helpers import BACKENDS
+from helpers import backends
 from sampling_cases import likely_children, poison, random_window
 
 from specdec_kernels.ops.verify_greedy import verify_greedy
 from specdec_kernels.tree import STATUS_EMPTY, STATUS_NAN, DraftTree
+
+BACKENDS = backends("verify_greedy")
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 

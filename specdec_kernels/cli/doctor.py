@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 from typing import Any
 
@@ -98,8 +97,7 @@ def backends() -> dict[str, str]:
         "cpu": cpu or f"available ({machine.isa_in_use()})",
     }
     no_device = None if torch.cuda.is_available() else "torch sees no CUDA device"
-    no_triton = None if importlib.util.find_spec("triton") else "triton is not installed"
-    for name, missing in (("triton", no_triton), ("cuda", native.cuda_error)):
+    for name, missing in (("triton", native.triton_error), ("cuda", native.cuda_error)):
         reasons = [reason for reason in (missing, no_device) if reason]
         state[name] = "; ".join(reasons) or "available"
     return state

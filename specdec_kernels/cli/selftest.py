@@ -27,26 +27,24 @@ def run() -> list[dict[str, Any]]:
     for name, case in CASES.items():
         op = getattr(ops, name, None)
         for device in devices if op is not None else ():
-            for backend in dispatch.BACKENDS:
+            for backend in dispatch.IMPLEMENTATIONS[name]:
                 if dispatch.why_unavailable(backend, device) is None:
-                    rows += _run_one(name, op, case, backend, device)
+                    rows.append(_run_one(name, op, case, backend, device))
     return rows
 
 
-def _run_one(name: str, op: Any, case: Case, backend: str, device: str) -> list[dict[str, Any]]:
+def _run_one(name: str, op: Any, case: Case, backend: str, device: str) -> dict[str, Any]:
     row: dict[str, Any] = {"op": name, "backend": backend, "device": device}
     try:
         with torch.inference_mode():
             expected, got = case(op, "reference", device), case(op, backend, device)
         detail = next(filter(None, map(_difference, got, expected)), None)
     except Exception as error:  # whatever goes wrong is what the self-test has to report
-        if f"no backend {backend!r}" in str(error):
-            return []
         detail = f"{type(error).__name__}: {error}"
     if detail is None:
         detail = "runs" if backend == "reference" else "agrees with the reference"
-        return [{**row, "passed": True, "detail": detail}]
-    return [{**row, "passed": False, "detail": detail}]
+        return {**row, "passed": True, "detail": detail}
+    return {**row, "passed": False, "detail": detail}
 
 
 def _difference(got: Tensor, expected: Tensor) -> str | None:

@@ -87,9 +87,8 @@ def _device_table(device: torch.device, addresses, shapes, strides) -> Tensor:
 
 def _cuda(k, v, path, num_kept, prefix_len, block_table=None) -> None:
     caches = [*k, *v]
-    device = path.device
     table = _device_table(
-        device,
+        path.device,
         tuple(c.data_ptr() for c in caches),
         tuple(c.shape for c in caches),
         tuple(c.stride() for c in caches),
@@ -101,8 +100,7 @@ def _cuda(k, v, path, num_kept, prefix_len, block_table=None) -> None:
         num_kept.contiguous(),
         prefix_len.contiguous(),
         block_table,
-        device.index,
-        torch.cuda.current_stream(device).cuda_stream,
+        *native.cuda_launch(path),
     )
 
 

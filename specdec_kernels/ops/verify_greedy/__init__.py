@@ -96,8 +96,7 @@ def _cuda(logits, draft_token_ids, parents, num_nodes):
     window = [x.contiguous() for x in (draft_token_ids, parents, num_nodes)]
     batch, width = draft_token_ids.shape
     workspace = draft_token_ids.new_zeros(batch * (2 * width + 1))
-    stream = torch.cuda.current_stream(logits.device).cuda_stream
-    native.cuda.verify_greedy(logits, window, outputs, workspace, logits.device.index, stream)
+    native.cuda.verify_greedy(logits, window, outputs, workspace, *native.cuda_launch(logits))
     return outputs
 
 
