@@ -12,7 +12,7 @@ import torch
 
 import specdec_kernels as sdk
 from specdec_kernels import cli
-from specdec_kernels.cli import console, doctor, generate, options, plan, runs, selftest
+from specdec_kernels.cli import console, demo_size, doctor, generate, options, runs, selftest
 from specdec_kernels.cli import model as models
 from specdec_kernels.cli.prompts import PROMPTS
 from specdec_kernels.config_checks import BY_MODEL
@@ -387,19 +387,19 @@ def test_demo_measures_costs_and_chooses_tokens_by_them():
         methods = runs.METHODS
 
         def run(self, ids, new_tokens, method):
-            assert ids.shape[1] == plan.SLOTS
+            assert ids.shape[1] == demo_size.SLOTS
             return runs.Run([1] * new_tokens, 0.31 + new_tokens * 0.01, 0.32, None)
 
-    cost = plan.measure(Fake(), torch.ones(1, 50, dtype=torch.int64))
+    cost = demo_size.measure(Fake(), torch.ones(1, 50, dtype=torch.int64))
     assert cost.step == pytest.approx(0.01) and cost.slot == pytest.approx(0.02)
     lengths = [200, 180, 70]
-    fast, slow = plan.Cost(0.01, 0.001), plan.Cost(0.06, 0.02)
-    assert plan.choose_tokens(PROMPTS, lengths, fast, 60) == [p.most for p in PROMPTS]
-    chosen = plan.choose_tokens(PROMPTS, lengths, slow, 80)
+    fast, slow = demo_size.Cost(0.01, 0.001), demo_size.Cost(0.06, 0.02)
+    assert demo_size.choose_tokens(PROMPTS, lengths, fast, 60) == [p.most for p in PROMPTS]
+    chosen = demo_size.choose_tokens(PROMPTS, lengths, slow, 80)
     assert all(p.least <= n < p.most for p, n in zip(PROMPTS, chosen, strict=True))
     cells = zip(PROMPTS, lengths, chosen, strict=True)
-    assert sum(plan.seconds(*cell, slow) for cell in cells) <= 80
-    assert all(n > 0 for n in plan.choose_tokens(PROMPTS, lengths, slow, 0))
+    assert sum(demo_size.seconds(*cell, slow) for cell in cells) <= 80
+    assert all(n > 0 for n in demo_size.choose_tokens(PROMPTS, lengths, slow, 0))
 
 
 def test_contest_shares_weights_and_keeps_models_apart(checkpoint, monkeypatch):

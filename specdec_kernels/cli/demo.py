@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 import specdec_kernels as sdk
-from specdec_kernels.cli import machine, plan, runs
+from specdec_kernels.cli import demo_size, machine, runs
 from specdec_kernels.cli import model as models
 from specdec_kernels.cli.console import (
     CliError,
@@ -120,10 +120,10 @@ def _measure(
     chosen = [p for p in PROMPTS if not args.prompt or p.name in args.prompt]
     encoded = [_encode(tokenizer, prompt.text) for prompt in chosen]
     progress.say(f"{dtype}: warming up")
-    cost = plan.measure(contest, encoded[0])
+    cost = demo_size.measure(contest, encoded[0])
     lengths = [ids.shape[1] for ids in encoded]
     left = deadline - time.monotonic()
-    tokens = plan.choose_tokens(chosen, lengths, cost, left, len(contest.patched))
+    tokens = demo_size.choose_tokens(chosen, lengths, cost, left, len(contest.patched))
     if args.max_new_tokens:
         tokens = [args.max_new_tokens] * len(chosen)
     cells = [
