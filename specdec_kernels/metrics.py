@@ -109,3 +109,13 @@ class Metrics:
                 "seconds": dict(self.seconds),
                 "drafters": {name: dict(counts) for name, counts in self.drafters.items()},
             }
+
+    def prometheus(self, model_name: str = "") -> str:
+        """The counts as Prometheus scrapes them, named as vLLM names them (spec_decode_...).
+
+        Raises ImportError without prometheus-client. `specdec_kernels.prometheus.Collector` serves
+        them beside other metrics of a process.
+        """
+        from specdec_kernels.prometheus import exposition  # prometheus-client is optional
+
+        return exposition(self, model_name)
