@@ -30,10 +30,11 @@ class SpeculativeConfig:
         what earlier calls generated), "draft_model" (a smaller model), "eagle3" or "eagle" (an
         EAGLE head; "eagle" is EAGLE-1 and 2), "mtp" (layers for multi-token prediction, from the
         target's checkpoint or from `model`), "medusa" (Medusa heads), "dflash" or "dspark" (a block
-        drafter of that kind), or "none" (the same loop without drafts). Without one, `model`
-        decides by what lies there, but for "medusa". Several are combined: "suffix+eagle3" merges
-        all drafts for a row into one tree of the likeliest tokens, "ngram,draft_model" takes the
-        first that has any.
+        drafter of that kind), "synthetic" (in a prompt's second run, drafts from its first that
+        are right as often as asked for: to measure with), or "none" (the same loop without
+        drafts). Without one, `model` decides by what lies there, but for "medusa". Several are
+        combined: "suffix+eagle3" merges all drafts for a row into one tree of the likeliest tokens,
+        "ngram,draft_model" takes the first that has any.
     num_speculative_tokens: drafted tokens per step; None adapts every step, down to zero.
     max_speculative_tokens: the most that the adaptive choice may draft.
     prompt_lookup_min, prompt_lookup_max: shortest and longest n-gram that counts as a match.
@@ -91,6 +92,7 @@ class SpeculativeConfig:
         ranks of its ancestors and its own, as (0,), (1,), (0, 0). Where fewer tokens are drafted,
         the likeliest of them. Or the name of a tree of Medusa's, such as "vicuna_7b_stage2". None:
         the likeliest tokens of all trees.
+    synthetic_acceptance_rate: how often a drafted token of method "synthetic" is right.
     """
 
     method: str = "ngram"
@@ -121,6 +123,7 @@ class SpeculativeConfig:
     draft_min_tokens: int = 0
     draft_p_min: float = 0.0
     medusa_choices: Paths | str | None = None
+    synthetic_acceptance_rate: float = 0.8
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "seed", normal_seed(self.seed))

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from specdec_kernels.config import SpeculativeConfig
 
 BY_MODEL = ("draft_model", "eagle", "eagle3", "mtp", "medusa", "dflash", "dspark")
-METHODS = ("ngram", "suffix", *BY_MODEL, "none")
+ALONE = ("none", "synthetic")
+METHODS = ("ngram", "suffix", *BY_MODEL, *ALONE)
 DRAFT_SAMPLE_METHODS = ("greedy", "probabilistic")
 DRAFT_TRANSLATIONS = ("intersection", "text")
 LINEAR_MODES = ("auto", "invariant", "off")
@@ -50,6 +51,7 @@ SHARES = (
     "posterior_alpha",
     "suffix_decoding_min_token_prob",
     "draft_p_min",
+    "synthetic_acceptance_rate",
 )
 
 Seed = int | tuple[int | None, ...] | None
@@ -94,7 +96,7 @@ def _check_method(method: Any) -> None:
     parts = methods_of(method) if isinstance(method, str) else (method,)
     for part in parts:
         _expect_choice("method", part, METHODS)
-    if len(set(parts)) < len(parts) or (len(parts) > 1 and "none" in parts):
+    if len(set(parts)) < len(parts) or (len(parts) > 1 and not set(ALONE).isdisjoint(parts)):
         raise ValueError(f"method: expected different drafters to combine, got {method!r}")
     if "+" in method and "," in method:
         raise ValueError(

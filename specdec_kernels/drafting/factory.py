@@ -23,17 +23,20 @@ from specdec_kernels.drafting.none import NoDrafter
 from specdec_kernels.drafting.recurrent import RecurrentRun
 from specdec_kernels.drafting.suffix import SuffixDrafter
 from specdec_kernels.drafting.suffix_cache import SuffixCache, expect_kernels
+from specdec_kernels.drafting.synthetic import Recorded, SyntheticDrafter
 from specdec_kernels.drafting.text_draft import TextDrafter
 
 
 class Sources(NamedTuple):
     """What drafters draw on beside the text.
 
-    suffix_cache: what earlier runs generated, for method "suffix". model: for the methods by model.
+    suffix_cache: what earlier runs generated, for method "suffix"; recorded: the same for
+    "synthetic". model: for the methods by model.
     """
 
     suffix_cache: SuffixCache | None = None
     model: TranslatedModel | RecurrentRun | Heads | BlockRun | None = None
+    recorded: Recorded | None = None
 
 
 NOTHING = Sources()
@@ -95,6 +98,13 @@ def _suffix(config: SpeculativeConfig, eos_token_ids: frozenset[int], sources: S
     )
 
 
+def _synthetic(
+    config: SpeculativeConfig, eos_token_ids: frozenset[int], sources: Sources
+) -> Drafter:
+    recorded = Recorded() if sources.recorded is None else sources.recorded
+    return SyntheticDrafter(recorded, config.synthetic_acceptance_rate, config.most_drafted)
+
+
 def _by_model(
     config: SpeculativeConfig, eos_token_ids: frozenset[int], sources: Sources
 ) -> Drafter:
@@ -137,4 +147,5 @@ MAKERS: dict[str, Callable[[SpeculativeConfig, frozenset[int], Sources], Drafter
     "dflash": _by_model,
     "dspark": _by_model,
     "mtp": _by_model,
+    "synthetic": _synthetic,
 }

@@ -106,7 +106,7 @@ class Run:
         self.drafter = make_drafter(
             engine.config,
             self.rows.eos_token_ids,
-            Sources(engine.suffix_cache, self.draft),
+            Sources(engine.suffix_cache, self.draft, engine.recorded),
             self.metrics.record_drafter,
         )
         self.target = CachedModel(model, engine.runner, *size, self.drafter.hidden_layers)

@@ -23,6 +23,7 @@ from specdec_kernels.config_checks import BY_MODEL
 from specdec_kernels.decoding.controller import AcceptanceModel, CostModel
 from specdec_kernels.drafting.factory import make_suffix_cache
 from specdec_kernels.drafting.suffix_cache import SuffixCache
+from specdec_kernels.drafting.synthetic import Recorded
 from specdec_kernels.hf.attention import UnsupportedModelError
 from specdec_kernels.hf.dflash import DFlash, load_dflash
 from specdec_kernels.hf.draft import Draft, load_draft
@@ -55,6 +56,7 @@ class Engine:
         self.acceptance = AcceptanceModel()
         vocab = getattr(model.config.get_text_config(), "vocab_size", 0)
         self.suffix_cache = make_suffix_cache(config, vocab)
+        self.recorded = Recorded()
         self.unsupported = support(model).reason
         self.proven = False
         self.warned: set[str] = set()
