@@ -93,19 +93,25 @@ class Metrics:
                 if name != "_lock":
                     setattr(self, name, getattr(fresh, name))
 
+    def counts(self) -> dict[str, Any]:
+        """What is counted by row, and the rates."""
+        return {
+            "num_drafts": self.num_drafts,
+            "num_draft_tokens": self.num_draft_tokens,
+            "num_accepted_tokens": self.num_accepted_tokens,
+            "accepted_per_position": list(self.accepted_per_position),
+            "num_row_steps": self.num_row_steps,
+            "num_new_tokens": self.num_new_tokens,
+            "acceptance_rate": self.acceptance_rate,
+            "mean_acceptance_length": self.mean_acceptance_length,
+        }
+
     def snapshot(self) -> dict[str, Any]:
-        """A plain dictionary for JSON, rates included."""
+        """A plain dictionary for JSON."""
         with self._lock:
             return {
-                "num_drafts": self.num_drafts,
-                "num_draft_tokens": self.num_draft_tokens,
-                "num_accepted_tokens": self.num_accepted_tokens,
-                "accepted_per_position": list(self.accepted_per_position),
+                **self.counts(),
                 "num_steps": self.num_steps,
-                "num_row_steps": self.num_row_steps,
-                "num_new_tokens": self.num_new_tokens,
-                "acceptance_rate": self.acceptance_rate,
-                "mean_acceptance_length": self.mean_acceptance_length,
                 "seconds": dict(self.seconds),
                 "drafters": {name: dict(counts) for name, counts in self.drafters.items()},
             }

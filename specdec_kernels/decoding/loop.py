@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -25,6 +25,7 @@ class Loop:
         None, with the window's K and V written behind the prefix.
     max_positions: the model's position limit; no draft goes beyond it.
     features: of the prompts, [B, S, n].
+    requests: counts of each row alone, where they are wanted.
     """
 
     forward: Callable[[DraftTree], tuple[Tensor, Tensor | None]]
@@ -36,6 +37,7 @@ class Loop:
     metrics: Metrics
     max_positions: int | None = None
     features: Tensor | None = None
+    requests: Sequence[Metrics] = ()
 
     def run(self) -> None:
         """Steps until every row is finished."""
@@ -94,8 +96,9 @@ class Loop:
         for b, on in enumerate(active):
             if on:
                 kept = decision.num_kept[b]
-                self.metrics.record_row(drafted[b], min(decision.num_accepted[b], kept))
-                self.metrics.num_new_tokens += kept
+                for metrics in (self.metrics, *self.requests[b : b + 1]):
+                    metrics.record_row(drafted[b], min(decision.num_accepted[b], kept))
+                    metrics.num_new_tokens += kept
 
     def _max_depth(self, b: int) -> int:
         """Levels below the root that row b can use: tokens left and positions left, less one."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -37,6 +38,13 @@ if TYPE_CHECKING:
     from specdec_kernels.hf.patch import Engine
 
 
+@dataclass
+class SpeculativeOutput(GenerateDecoderOnlyOutput):
+    """metrics: what `Metrics.snapshot` says of this call, and under "requests" of each row."""
+
+    metrics: dict[str, Any] | None = None
+
+
 class PlainDecoding(Exception):
     """This call has to run plain; the text says why."""
 
@@ -52,7 +60,7 @@ def generate(
     config: GenerationConfig,
     options: dict[str, Any],
 ) -> Any:
-    """What `_sample` returns: ids [B, L], or a GenerateDecoderOnlyOutput."""
+    """What `_sample` returns: ids [B, L], or a SpeculativeOutput."""
     unsafe = of_unknown_state(processors)
     reason = engine.unsupported or why_plain(
         model, method, input_ids, processors, unsafe, criteria, config, options
@@ -91,6 +99,8 @@ class Run:
         self.streamer = options.get("streamer")
         self.options = {k: v for k, v in options.items() if k not in ("streamer", "synced_gpus")}
         self.metrics = Metrics()
+        wanted = len(input_ids) if config.return_dict_in_generate else 0
+        self.requests = [Metrics(num_new_tokens=1) for _ in range(wanted)]
         self.held: list[tuple[int, bool]] | None = None if engine.proven else []
         self.criteria = StoppingCriteriaList(
             c for c in criteria if type(c) not in (MaxLengthCriteria, EosTokenCriteria)
@@ -182,6 +192,7 @@ class Run:
             self.metrics,
             max_positions(self.model),
             self.target.features,
+            self.requests,
         )
         with contextlib.ExitStack() as stack:
             for model in (self.target, self.draft):
@@ -237,7 +248,13 @@ class Run:
         if not self.config.return_dict_in_generate:
             return sequences
         scores, logits = (None, None) if self.walk is None else self.walk.kept()
-        return GenerateDecoderOnlyOutput(sequences=sequences, scores=scores, logits=logits)
+        requests = [request.counts() for request in self.requests]
+        return SpeculativeOutput(
+            sequences=sequences,
+            scores=scores,
+            logits=logits,
+            metrics={**self.metrics.snapshot(), "requests": requests},
+        )
 
 
 __all__ = ["PlainDecoding", "UnsupportedModelError", "generate"]

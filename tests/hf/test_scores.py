@@ -113,7 +113,7 @@ def test_only_what_was_asked_for_is_returned(model, rows, asked):
     expected = model.generate(**batch(rows), **options)
     with accelerated(model):
         got = model.generate(**batch(rows), **options)
-    assert type(got) is type(expected)
+    assert isinstance(got, type(expected))
     assert torch.equal(got.sequences, expected.sequences)
     for name in ("scores", "logits", "attentions", "hidden_states"):
         assert (got.get(name) is None) == (expected.get(name) is None)
