@@ -27,6 +27,7 @@ import specdec_kernels as sdk
 from bench.replay import replay
 from specdec_kernels.cli import model as models
 from specdec_kernels.cli.console import CliError, Progress
+from specdec_kernels.cli.options import method_with_options
 from specdec_kernels.cli.prompts import PROMPTS
 from specdec_kernels.config import SpeculativeConfig
 from specdec_kernels.config_checks import BY_MODEL
@@ -51,7 +52,7 @@ Record = dict[str, Any]
 def main(argv: Sequence[str]) -> int:
     args = _parse(argv)
     try:
-        methods = {text: read_method(text) for text in args.method or METHODS}
+        methods = {text: method_with_options(text) for text in args.method or METHODS}
         workloads = _files(args) if args.text else _prompts(args)
         with contextlib.ExitStack() as stack:
             output = None
@@ -86,21 +87,6 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--max-new-tokens", type=int, default=160, metavar="N")
     parser.add_argument("--json", metavar="FILE", help="one line per method, prompt and call")
     return parser.parse_args(argv)
-
-
-def read_method(text: str) -> dict[str, Any]:
-    """METHOD[:KEY=VALUE,...] as options of `patch`; values are JSON where they can be."""
-    method, _, rest = text.partition(":")
-    options: dict[str, Any] = {"method": method}
-    for part in rest.split(",") if rest else ():
-        key, equals, value = part.partition("=")
-        if not equals:
-            raise ValueError(f"--method: expected KEY=VALUE behind {method}:, got {part!r}")
-        try:
-            options[key] = json.loads(value)
-        except ValueError:
-            options[key] = value
-    return options
 
 
 def _prompts(args: argparse.Namespace) -> dict[str, Workload]:

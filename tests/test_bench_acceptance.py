@@ -12,6 +12,7 @@ sys.path.append(str(Path(__file__).parents[1]))  # the folder bench/ is not inst
 from bench import __main__ as cli
 from bench import acceptance
 from specdec_kernels import native
+from specdec_kernels.cli.options import method_with_options
 
 pytestmark = pytest.mark.skipif(native.cpu is None, reason=str(native.cpu_error))
 PROMPT, OUTPUT = [*range(5, 30), 3, 4], [*range(5, 17), 90, 91, 5, 6, 7, 8]
@@ -30,12 +31,12 @@ def two_texts(monkeypatch):
 
 
 def test_methods_have_options():
-    assert acceptance.read_method("suffix,ngram") == {"method": "suffix,ngram"}
-    assert acceptance.read_method("eagle3:model=a/b:c,draft_tree_topk=4,draft_p_min=0.5") == {
+    assert method_with_options("suffix,ngram") == {"method": "suffix,ngram"}
+    assert method_with_options("eagle3:model=a/b:c,draft_tree_topk=4,draft_p_min=0.5") == {
         "method": "eagle3", "model": "a/b:c", "draft_tree_topk": 4, "draft_p_min": 0.5,
     }  # fmt: skip
     with pytest.raises(ValueError, match="expected KEY=VALUE behind ngram:, got 'four'"):
-        acceptance.read_method("ngram:four")
+        method_with_options("ngram:four")
 
 
 def test_a_table_and_records(two_texts, tmp_path, capsys):

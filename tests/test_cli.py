@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from tiny_checkpoint import tiny_checkpoint
 
 import specdec_kernels as sdk
 from specdec_kernels import cli
@@ -33,33 +34,7 @@ ROW_KEYS = {
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
-    """A random model of 1500 positions and a byte-level tokenizer with a chat template."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
-    folder = tmp_path_factory.mktemp("checkpoint")
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {token: i for i, token in enumerate(["<end>", *alphabet])}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<end>")
-    fast.chat_template = "{% for m in messages %}[{{ m['content'] }}]{% endfor %}"
-    fast.save_pretrained(folder)
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=len(vocabulary),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=1500,
-        eos_token_id=0,
-        pad_token_id=0,
-        bos_token_id=None,
-    )
-    transformers.LlamaForCausalLM(config).save_pretrained(folder)
-    return str(folder)
+    return tiny_checkpoint(tmp_path_factory.mktemp("checkpoint"))
 
 
 def run(capsys, *argv):

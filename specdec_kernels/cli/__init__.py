@@ -1,4 +1,4 @@
-"""The command `specdec`: demo, generate, plan, doctor."""
+"""The command `specdec`: demo, generate, bench, plan, doctor."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from specdec_kernels.cli.console import CliError
 
 __all__ = ["main"]
 
-COMMANDS = ("demo", "generate", "plan", "doctor")
+COMMANDS = ("demo", "generate", "bench", "plan", "doctor")
 
 
 class _Parser(argparse.ArgumentParser):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 
@@ -27,6 +29,21 @@ def method(text: str) -> str:
                 f"got {text!r}"
             )
     return text
+
+
+def method_with_options(text: str) -> dict[str, Any]:
+    """METHOD[:KEY=VALUE,...] as options of `patch`; values are JSON where they can be."""
+    method, _, rest = text.partition(":")
+    options: dict[str, Any] = {"method": method}
+    for part in rest.split(",") if rest else ():
+        key, equals, value = part.partition("=")
+        if not equals:
+            raise ValueError(f"expected KEY=VALUE behind {method}:, got {part!r}")
+        try:
+            options[key] = json.loads(value)
+        except ValueError:
+            options[key] = value
+    return options
 
 
 def whole(low: int, high: int | None = None) -> Callable[[str], int]:
