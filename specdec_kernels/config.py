@@ -11,10 +11,12 @@ from typing import Any
 from specdec_kernels.config_checks import (
     METHODS,
     Seed,
+    SizeTable,
     check,
     methods_of,
     normal_choices,
     normal_seed,
+    normal_table,
 )
 from specdec_kernels.medusa_trees import Paths
 from specdec_kernels.spellings import Reading, llama_cpp, sglang, vllm
@@ -36,6 +38,8 @@ class SpeculativeConfig:
         combined: "suffix+eagle3" merges all drafts for a row into one tree of the likeliest tokens,
         "ngram,draft_model" takes the first that has any.
     num_speculative_tokens: drafted tokens per step; None adapts every step, down to zero.
+    num_speculative_tokens_per_batch_size: [[first, last, tokens], ...]: instead, so many while
+        first to last rows are running; 0 drafts nothing.
     max_speculative_tokens: the most that the adaptive choice may draft.
     prompt_lookup_min, prompt_lookup_max: shortest and longest n-gram that counts as a match.
     prompt_lookup_matches: how many different continuations are merged into the draft tree; 1 drafts
@@ -97,6 +101,7 @@ class SpeculativeConfig:
 
     method: str = "ngram"
     num_speculative_tokens: int | None = None
+    num_speculative_tokens_per_batch_size: SizeTable | None = None
     max_speculative_tokens: int = 48
     prompt_lookup_min: int = 1
     prompt_lookup_max: int = 16
@@ -127,6 +132,9 @@ class SpeculativeConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "seed", normal_seed(self.seed))
+        if self.num_speculative_tokens_per_batch_size is not None:
+            table = normal_table(self.num_speculative_tokens_per_batch_size)
+            object.__setattr__(self, "num_speculative_tokens_per_batch_size", table)
         if self.medusa_choices is not None:
             object.__setattr__(self, "medusa_choices", normal_choices(self.medusa_choices))
         check(self)
@@ -144,7 +152,10 @@ class SpeculativeConfig:
     @property
     def most_drafted(self) -> int:
         """The most tokens that a step may draft for a row."""
-        return self.num_speculative_tokens or self.max_speculative_tokens
+        elsewhere = self.num_speculative_tokens or self.max_speculative_tokens
+        return max(
+            [elsewhere, *(k for _, _, k in self.num_speculative_tokens_per_batch_size or ())]
+        )
 
     @property
     def keeps_outputs(self) -> bool:

@@ -55,6 +55,7 @@ SHARES = (
 )
 
 Seed = int | tuple[int | None, ...] | None
+SizeTable = tuple[tuple[int, int, int], ...]
 
 
 def check(config: SpeculativeConfig) -> None:
@@ -225,6 +226,28 @@ def normal_seed(seed: Any) -> Seed:
     if several:
         return tuple(None if s is None else operator.index(s) for s in seed)
     return None if seed is None else operator.index(seed)
+
+
+def normal_table(table: Any) -> SizeTable:
+    """Rising ranges of batch sizes with a number of tokens each; raises ValueError otherwise."""
+    name = "num_speculative_tokens_per_batch_size"
+    try:
+        rows = tuple((first, last, tokens) for first, last, tokens in table)
+        numbers = [operator.index(n) for row in rows for n in row if not isinstance(n, bool)]
+    except (TypeError, ValueError):
+        rows, numbers = (), []
+    if not rows or len(numbers) < 3 * len(rows) or max(k for _, _, k in rows) < 1:
+        raise ValueError(
+            f"{name}: expected [[first size, last size, tokens], ...] with a number of tokens "
+            f"above 0, got {table!r}"
+        )
+    bounds = [bound for first, last, _ in rows for bound in (first - 0.5, last + 0.5)]
+    if bounds != sorted(bounds) or min(numbers) < 0 or rows[0][0] < 1:
+        raise ValueError(
+            f"{name}: expected rising ranges of sizes from 1 on and tokens of at least 0, "
+            f"got {table!r}"
+        )
+    return rows
 
 
 def normal_choices(choices: Any) -> Paths:

@@ -12,6 +12,7 @@ from specdec_kernels.spellings import llama_cpp, reading, sglang, vllm
 METHODS = ("ngram", "suffix", "draft_model", "eagle", "eagle3", "mtp", "dflash", "dspark", "none")
 FIELDS = (
     *("method", "num_speculative_tokens", "max_speculative_tokens", "rule", "seed", "linear"),
+    "num_speculative_tokens_per_batch_size",
     *("prompt_lookup_min", "prompt_lookup_max", "prompt_lookup_matches"),
     *("suffix_decoding_max_tree_depth", "suffix_decoding_max_cached_requests"),
     *("suffix_decoding_max_spec_factor", "suffix_decoding_min_token_prob"),
@@ -143,6 +144,8 @@ MAPPED = [
     (from_vllm, {**NGRAM, "rejection_sample_method": "standard"}, {"rule": "auto"}),
     (from_vllm, {**NGRAM, "rejection_sample_method": "block"}, {"rule": "block"}),
     (from_vllm, {**NGRAM, "linear": "invariant", "seed": 3}, {"linear": "invariant", "seed": 3}),
+    (from_vllm, {**NGRAM, "num_speculative_tokens_per_batch_size": [[1, 4, 7], [5, 9, 0]]},
+     {"num_speculative_tokens_per_batch_size": ((1, 4, 7), (5, 9, 0))}),
     (from_vllm, {"model": "[ngram]", "num_speculative_tokens": 5}, {**NGRAM, "model": "absent"}),
     (from_vllm, DRAFT, {**DRAFT, "draft_sample_method": "greedy", "draft_tree_topk": 1}),
     (from_vllm, {**DRAFT, "method": None}, DRAFT),
@@ -256,8 +259,6 @@ def test_every_mapped_option_is_tried(read, module):
 
 # What another engine does in another way, or overrides, is said.
 LOUD = [
-    (from_vllm, {**NGRAM, "num_speculative_tokens_per_batch_size": [[1, 4, 7], [5, 9, 0]]},
-     {"num_speculative_tokens": None, "max_speculative_tokens": 7}, "adapts every step, up to 7"),
     (from_sglang, flags(algorithm="NGRAM", eagle_topk=4, num_steps=2),
      {"num_speculative_tokens": 11, "draft_tree_topk": "absent"}, "NGRAM does not use it"),
     (from_sglang, flags(algorithm="NGRAM", draft_model_path="x"), {"model": "absent"}, "path='x'"),

@@ -61,6 +61,9 @@ ERRORS = [
     *[(from_vllm, {**NGRAM, "num_speculative_tokens_per_batch_size": table}, ValueError,
        r"expected \[\[first size, last size, tokens\], ...\]")
       for table in (7, [3], [[1, 2]], [[1, 2, "x"]], [], [[1, 8, 0]])],
+    *[(from_vllm, {**NGRAM, "num_speculative_tokens_per_batch_size": table}, ValueError,
+       "expected rising ranges of sizes from 1 on")
+      for table in ([[1, 4, 7], [4, 9, 2]], [[5, 3, 2]], [[0, 3, 2]], [[1, 3, 2], [4, 9, -1]])],
     (make, {**NGRAM, "tensor_parallel_size": 2}, ValueError, "spells it draft_tensor_parallel_si"),
     (make, {"model": "tiny"}, ValueError, "patch: this version has no method 'draft_model'"),
     (make, {"method": "medusa"}, ValueError, "patch: this version has no method 'medusa'"),

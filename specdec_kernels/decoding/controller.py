@@ -85,6 +85,7 @@ class Controller:
     """Decides each step's draft size for one run; the models outlive the run.
 
     fixed: draft this many tokens whenever the drafter has any, without adapting.
+    table: (first, last, tokens): instead, so many while first to last rows are running.
     largest, smallest: bounds of the adaptive size, if it is not zero.
     draft_cost: what drafting costs, where that is not next to nothing.
     expected: tokens per step of a row with this many drafted tokens, where the drafter knows better
@@ -98,6 +99,7 @@ class Controller:
         *,
         fixed: int | None,
         largest: int,
+        table: Sequence[tuple[int, int, int]] = (),
         smallest: int = 1,
         draft_cost: DraftCost | None = None,
         expected: Callable[[int], float] | None = None,
@@ -105,6 +107,7 @@ class Controller:
         self.costs = costs
         self.acceptance = acceptance
         self.fixed = fixed
+        self.table = table
         self.largest = largest
         self.smallest = smallest
         self.draft_cost = draft_cost
@@ -113,12 +116,17 @@ class Controller:
         self._pause_left: dict[int, int] = {}
         self._dear_pause = 0
 
-    def draft_size(self, batch: int, confidence: Sequence[int]) -> int:
-        """Drafted tokens per row for this step, given each active row's confidence class."""
+    def draft_size(self, batch: int, confidence: Sequence[int], running: int | None = None) -> int:
+        """Drafted tokens per row for this step, given each active row's confidence class.
+
+        running: rows that are not finished; None is all of the batch.
+        """
         if not any(confidence):
             return 0
-        if self.fixed is not None:
-            return self.fixed
+        rows = batch if running is None else running
+        fixed = next((k for first, last, k in self.table if first <= rows <= last), self.fixed)
+        if fixed is not None:
+            return fixed
         reach = max(4 * self.costs.largest(batch), self.smallest + 1)
         most = min(self.largest, reach - 1)
         sizes = [0, *(s for s in sorted({*SIZES, self.smallest}) if self.smallest <= s <= most)]

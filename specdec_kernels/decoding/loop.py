@@ -80,7 +80,8 @@ class Loop:
         classes = self.drafter.confidence(rows.tokens, rows.lens)
         confidence = [c if on else 0 for c, on in zip(classes, active, strict=True)]
         max_depth = [self._max_depth(b) for b in range(len(rows))]
-        size = min(self.controller.draft_size(len(rows), confidence), max(max_depth))
+        wanted = self.controller.draft_size(len(rows), confidence, sum(active))
+        size = min(wanted, max(max_depth))
         max_nodes = [1 + size if on else 0 for on in active]
         tree = self.drafter.propose(
             rows.tokens, rows.lens, self.verifier.at(rows), max_nodes, max_depth

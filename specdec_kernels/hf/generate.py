@@ -178,6 +178,7 @@ class Run:
             self.engine.acceptance,
             fixed=settings.num_speculative_tokens,
             largest=settings.max_speculative_tokens,
+            table=settings.num_speculative_tokens_per_batch_size or (),
             smallest=max(settings.draft_min_tokens, 1),
             draft_cost=None if self.draft is None else self.draft.cost,
             expected=self.drafter.expected if isinstance(self.drafter, MarginalDrafter) else None,

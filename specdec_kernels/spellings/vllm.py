@@ -16,7 +16,6 @@ from specdec_kernels.spellings.reading import (
     refused,
     switch,
     unknown,
-    whole,
 )
 
 SERVING = "a detail of serving"
@@ -30,7 +29,7 @@ KEYS = {
     "method": mapped("method"),
     "model": mapped("model"),
     "num_speculative_tokens": mapped("num_speculative_tokens"),
-    "num_speculative_tokens_per_batch_size": mapped("max_speculative_tokens"),
+    "num_speculative_tokens_per_batch_size": mapped("num_speculative_tokens_per_batch_size"),
     "prompt_lookup_min": mapped("prompt_lookup_min"),
     "prompt_lookup_max": mapped("prompt_lookup_max"),
     "suffix_decoding_max_tree_depth": mapped("suffix_decoding_max_tree_depth", 24),
@@ -161,9 +160,6 @@ def _translate(given: Mapping[str, Any], fields: Sequence[str], reading: Reading
         reading.set("rule", _rule(rule, reading.who), "rejection_sample_method")
     if values.pop("use_heterogeneous_vocab", False):
         reading.set("draft_translation", "intersection", "use_heterogeneous_vocab")
-    table = values.pop("num_speculative_tokens_per_batch_size", None)
-    if table is not None:
-        _adapt(reading, table)
     reading.settings |= values
 
 
@@ -176,23 +172,6 @@ def _rule(method: Any, who: str) -> str:
             f"{who}: rejection_sample_method: expected one of {', '.join(RULES)}, got {method!r}"
         )
     return RULES[method]
-
-
-def _adapt(reading: Reading, table: Any) -> None:
-    """A number of tokens per batch size: here the number adapts by itself, up to the largest."""
-    name = "num_speculative_tokens_per_batch_size"
-    try:
-        most = max(whole(tokens) for _, _, tokens in table)
-    except (TypeError, ValueError):
-        most = 0
-    if most < 1:
-        raise ValueError(
-            f"{reading.who}: {name}: expected [[first size, last size, tokens], ...] with a number "
-            f"of tokens above 0, got {table!r}"
-        )
-    reading.settings["num_speculative_tokens"] = None
-    reading.set("max_speculative_tokens", most, name)
-    reading.has_no_effect(name, table, f"the number adapts every step, up to {most}")
 
 
 def _find_method(reading: Reading) -> None:

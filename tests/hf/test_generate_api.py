@@ -18,6 +18,7 @@ from tiny import (
 from transformers import DynamicCache, StaticCache, pipeline
 
 import specdec_kernels as sdk
+from specdec_kernels.decoding.controller import Controller
 
 
 @pytest.fixture(scope="module")
@@ -367,3 +368,27 @@ def test_gradients_stay_possible(model, rows):
         model(**batch(rows)).logits.sum().backward()
     assert model.lm_head.weight.grad is not None
     model.zero_grad(set_to_none=True)
+
+
+def test_a_number_of_tokens_per_batch_size(model, rows):
+    """Rows that have finished no longer count."""
+    inputs = batch(rows)
+    plain = new_tokens(model, inputs)
+    eos = plain[0][5]
+    options = dict(eos_token_id=eos, pad_token_id=0)
+    expected = new_tokens(model, inputs, **options)
+    assert len({row.index(eos) if eos in row else len(row) for row in expected}) > 1
+    windows = []
+    original = Controller.draft_size
+
+    def draft_size(self, size, confidence, running=None):
+        windows.append((running, original(self, size, [4] * size, running)))
+        return original(self, size, confidence, running)
+
+    table = [[1, 1, 5], [2, 2, 1], [3, 9, 0]]
+    with pytest.MonkeyPatch.context() as patching:
+        patching.setattr(Controller, "draft_size", draft_size)
+        with accelerated(model, num_speculative_tokens_per_batch_size=table) as metrics:
+            assert new_tokens(model, inputs, **options) == expected
+    assert {(3, 0)} < set(windows) <= {(3, 0), (2, 1), (1, 5)}
+    assert metrics.num_draft_tokens > 0

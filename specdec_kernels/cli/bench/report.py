@@ -83,8 +83,8 @@ def _row(
 
 
 def predicted(run: Record, plain: Record) -> float | None:
-    """The arithmetic of the planner, fed with this run's acceptance, its prefill, and its costs of a
-    drafted token in units of plain's step; steps without a draft count as plain's."""
+    """The arithmetic of the planner, fed with this run's acceptance, its prefill, and the costs of
+    its drafted tokens in units of plain's step; steps without a draft count as plain's."""
     counts = run["metrics"]
     if not counts or not counts["num_steps"]:
         return None
