@@ -145,7 +145,7 @@ MAPPED = [
     (from_vllm, {**NGRAM, "rejection_sample_method": "block"}, {"rule": "block"}),
     (from_vllm, {**NGRAM, "linear": "invariant", "seed": 3}, {"linear": "invariant", "seed": 3}),
     (from_vllm, {**NGRAM, "num_speculative_tokens_per_batch_size": [[1, 4, 7], [5, 9, 0]]},
-     {"num_speculative_tokens_per_batch_size": ((1, 4, 7), (5, 9, 0))}),
+     {"num_speculative_tokens_per_batch_size": [[1, 4, 7], [5, 9, 0]]}),
     (from_vllm, {"model": "[ngram]", "num_speculative_tokens": 5}, {**NGRAM, "model": "absent"}),
     (from_vllm, DRAFT, {**DRAFT, "draft_sample_method": "greedy", "draft_tree_topk": 1}),
     (from_vllm, {**DRAFT, "method": None}, DRAFT),
