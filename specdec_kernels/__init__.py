@@ -14,7 +14,14 @@ from specdec_kernels import ops
 from specdec_kernels.config import SpeculativeConfig
 
 if TYPE_CHECKING:
-    from specdec_kernels.hf.patch import metrics, patch, patched, suffix_cache, unpatch
+    from specdec_kernels.hf.patch import (
+        metrics,
+        patch,
+        patched,
+        save_profile,
+        suffix_cache,
+        unpatch,
+    )
     from specdec_kernels.hf.support import support
 
 __version__ = "0.1.0"
@@ -24,6 +31,7 @@ __all__ = [
     "ops",
     "patch",
     "patched",
+    "save_profile",
     "suffix_cache",
     "support",
     "unpatch",
@@ -32,7 +40,9 @@ __all__ = [
 # Importing a submodule binds its name here; `metrics` is to be the function.
 del globals()["metrics"]
 
-_FROM_HF = frozenset({"metrics", "patch", "patched", "suffix_cache", "support", "unpatch"})
+_FROM_HF = frozenset(
+    {"metrics", "patch", "patched", "save_profile", "suffix_cache", "support", "unpatch"}
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -96,6 +97,8 @@ class SpeculativeConfig:
         ranks of its ancestors and its own, as (0,), (1,), (0, 0). Where fewer tokens are drafted,
         the likeliest of them. Or the name of a tree of Medusa's, such as "vicuna_7b_stage2". None:
         the likeliest tokens of all trees.
+    profile: a file of `save_profile`: the adaptive choice begins with what was learnt about this
+        model on this device, not from nothing. One that does not exist yet is as good as none.
     synthetic_acceptance_rate: how often a drafted token of method "synthetic" is right.
     """
 
@@ -128,6 +131,7 @@ class SpeculativeConfig:
     draft_min_tokens: int = 0
     draft_p_min: float = 0.0
     medusa_choices: Paths | str | None = None
+    profile: str | os.PathLike[str] | None = None
     synthetic_acceptance_rate: float = 0.8
 
     def __post_init__(self) -> None:

@@ -429,3 +429,24 @@ def test_acceptance_model_learns_and_forgets():
     assert high > 0.9 and model.probability(1) < 0.15
     model.record(1, 0, 0)  # nothing drafted teaches nothing
     assert model.probability(1) < 0.15
+
+
+def test_what_is_learnt_is_bounded_and_survives_its_state():
+    costs = CostModel()
+    for batch in range(1, 3000):
+        costs.record(batch, 5, 0.001 * batch)
+    state = costs.state()
+    assert len(state) == 1024 and [row[0] for row in state[-2:]] == [2998, 2999]
+    other = CostModel()
+    other.restore(state)
+    assert other.curve(2999, [1, 5, 9]) == costs.curve(2999, [1, 5, 9])
+    chances = AcceptanceModel()
+    for drafted, accepted in ((4, 4), (4, 1), (3, 0)):
+        chances.record(2, drafted, accepted)
+    copy = AcceptanceModel()
+    copy.restore(chances.state())
+    assert copy.probability(2) == chances.probability(2)
+    for wrong in ([[1, 2, [0.0]]], [[1, 2, [float("nan")]]], [[1]], [["a", 2, [1.0]]]):
+        with pytest.raises((TypeError, ValueError)):
+            other.restore(wrong)
+    assert other.state() == state

@@ -12,6 +12,7 @@ import statistics
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from specdec_kernels.drafting import CLASS_CHANCES, CLASSES
 from specdec_kernels.drafting.cost import DraftCost
@@ -23,6 +24,8 @@ PRIOR_SLOT_COST = 0.03
 MARGIN = 1.02
 FIRST_PAUSE, LONGEST_PAUSE = 2, 32
 PROBE_SHARE = 0.01
+SAMPLES = 7  # of a window size, the newest
+MOST_KEPT = 1024  # window sizes and batches, those seen last
 
 
 class CostModel:
@@ -33,9 +36,28 @@ class CostModel:
         self._samples: dict[tuple[int, int], deque[float]] = {}
 
     def record(self, batch: int, window: int, seconds: float) -> None:
+        key = batch, _bucket(window)
         with self._lock:
-            known = self._samples.setdefault((batch, _bucket(window)), deque(maxlen=7))
+            known = self._samples.pop(key, None) or deque(maxlen=SAMPLES)
             known.append(seconds)
+            self._samples[key] = known
+            if len(self._samples) > MOST_KEPT:
+                del self._samples[next(iter(self._samples))]
+
+    def state(self) -> list[list[Any]]:
+        """[batch, window, [seconds, ...]] of everything that was measured, for `restore`."""
+        with self._lock:
+            return [[*key, list(samples)] for key, samples in self._samples.items()]
+
+    def restore(self, state: Sequence[Sequence[Any]]) -> None:
+        """Raises TypeError or ValueError for anything that `state` did not make."""
+        samples = {
+            (int(batch), int(window)): deque(map(_positive, seconds), maxlen=SAMPLES)
+            for batch, window, seconds in state[-MOST_KEPT:]
+            if seconds
+        }
+        with self._lock:
+            self._samples = samples
 
     def curve(self, batch: int, windows: Sequence[int]) -> list[float]:
         """Relative cost of each window size; unmeasured ones are interpolated or extrapolated."""
@@ -73,6 +95,19 @@ class AcceptanceModel:
                 MEMORY * right + accepted,
                 MEMORY * tried + tried_now,
             )
+
+    def state(self) -> list[list[float]]:
+        """[class, right, tried] of every class, for `restore`."""
+        with self._lock:
+            return [[confidence, *counts] for confidence, counts in self._counts.items()]
+
+    def restore(self, state: Sequence[Sequence[float]]) -> None:
+        """Raises TypeError or ValueError for anything that `state` did not make."""
+        counts = {int(c): (float(right), float(tried)) for c, right, tried in state}
+        if not all(0.0 <= right <= tried < float("inf") for right, tried in counts.values()):
+            raise ValueError(f"expected no more right ones than were tried, got {state}")
+        with self._lock:
+            self._counts = counts
 
     def probability(self, confidence: int) -> float:
         prior = CLASS_CHANCES[(confidence - 1) % CLASSES]
@@ -173,6 +208,12 @@ class Controller:
         left = self._pause_left.get(confidence, self._dear_pause)
         self._pause_left[confidence] = left - 1
         return 0 if left > 0 else self.smallest
+
+
+def _positive(seconds: Any) -> float:
+    if not 0.0 < float(seconds) < float("inf"):
+        raise ValueError(f"expected seconds above 0, got {seconds!r}")
+    return float(seconds)
 
 
 def _expected(chance: float, size: int) -> float:

@@ -1,4 +1,4 @@
-"""patch, unpatch, patched, metrics, suffix_cache: attaches our loop to a model's `generate`.
+"""patch, unpatch, patched, metrics, save_profile, suffix_cache: our loop in a model's `generate`.
 
 generate() looks its decoding methods up on the class, so GenerationMixin's are wrapped once, while
 any model is patched; a weak table says which models are ours. Nothing is stored on a model.
@@ -9,17 +9,21 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import torch
 from transformers import PreTrainedModel
 from transformers.generation.utils import GenerationMixin
 
 from specdec_kernels import notices
 from specdec_kernels.config import SpeculativeConfig
 from specdec_kernels.config_checks import BY_MODEL
+from specdec_kernels.cpu import cpu_info, isa_in_use
+from specdec_kernels.decoding import profile
 from specdec_kernels.decoding.controller import AcceptanceModel, CostModel
 from specdec_kernels.drafting.factory import make_suffix_cache
 from specdec_kernels.drafting.suffix_cache import SuffixCache
@@ -64,6 +68,13 @@ class Engine:
         self.draft: Drafting | None = None
         if not self.unsupported and any(method in BY_MODEL for method in config.methods):
             self.draft = _load(config, model)
+        if config.profile is not None and not self.unsupported:
+            profile.load(config.profile, profile_key(model, config.method), self.learnt())
+
+    def learnt(self) -> profile.Learnt:
+        """What the controllers of all runs share."""
+        draft_cost = None if self.draft is None else self.draft.cost
+        return profile.Learnt(self.costs, self.acceptance, draft_cost)
 
     def warn_plain(self, reason: str) -> None:
         """Says once per reason that a call runs plain."""
@@ -74,6 +85,21 @@ class Engine:
         if text not in self.warned:
             self.warned.add(text)
             notices.warn(text)
+
+
+def profile_key(model: PreTrainedModel, method: str) -> dict[str, Any]:
+    """What a profile belongs to: other weights, devices, types or methods have other costs."""
+    text = model.config.get_text_config()
+    if model.device.type == "cuda":
+        device = torch.cuda.get_device_name(model.device)
+    else:
+        device = f"{cpu_info()[0]}, {isa_in_use()}, {torch.get_num_threads()} threads"
+    return {
+        "model": [text.model_type, model.config.name_or_path, model.num_parameters()],
+        "device": device,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "method": method,
+    }
 
 
 def _load(config: SpeculativeConfig, target: PreTrainedModel) -> Drafting:
@@ -159,6 +185,16 @@ def patched(
 def metrics(model: Any) -> Metrics:
     """The counts of a patched model since it was patched or the metrics were reset."""
     return _engine("metrics", model).metrics
+
+
+def save_profile(model: Any, path: str | os.PathLike[str]) -> None:
+    """Keeps what the adaptive choice has learnt about a patched model on this device, for
+    `patch(model, profile=path)` in a later process. A file may hold several models and devices.
+
+    Raises ValueError for a model that is not patched and for a file that is no profile.
+    """
+    engine = _engine("save_profile", model)
+    profile.save(path, profile_key(_target(model), engine.config.method), engine.learnt())
 
 
 def suffix_cache(model: Any) -> SuffixCache:
