@@ -381,7 +381,7 @@ def test_controller_grows_when_drafts_hold_and_stops_when_they_fail():
     for _ in range(200):
         sizes.append(adaptive.draft_size(1, [2]))
         adaptive.record([2], [sizes[-1]], [0])
-    assert sum(size > 0 for size in sizes[-100:]) <= 10 and max(sizes[-100:]) <= 1
+    assert sum(size > 0 for size in sizes[-100:]) <= 12 and max(sizes[-100:]) <= 1
     assert any(sizes[-100:])  # it still looks now and then
     for _ in range(400):
         size = adaptive.draft_size(1, [2])

@@ -8,22 +8,26 @@ size, the probability by how sure the drafter is.
 
 from __future__ import annotations
 
+import math
 import statistics
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from specdec_kernels.drafting import CLASS_CHANCES, CLASSES
 from specdec_kernels.drafting.cost import DraftCost
 
 SIZES = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 PRIOR_WEIGHT = 4.0
-MEMORY = 0.93
+MEMORY, SHORT_MEMORY = 0.97, 0.5
+SURPRISE = 2.5  # nats
 PRIOR_SLOT_COST = 0.03
 MARGIN = 1.02
-FIRST_PAUSE, LONGEST_PAUSE = 2, 32
-PROBE_SHARE = 0.01
+FIRST_PAUSE, SHORTEST_PAUSE, LONGEST_PAUSE = 2, 4, 20  # steps between probes
+PROBE_SHARE = 0.01  # of the time, to be lost by probing
+STALE, CLEAR = 64, 1.3  # steps after which a plain one is measured again where drafts gain less
 SAMPLES = 7  # of a window size, the newest
 MOST_KEPT = 1024  # window sizes and batches, those seen last
 
@@ -72,6 +76,11 @@ class CostModel:
         points = _never_falling(points)
         return [_interpolate(points, window) for window in windows]
 
+    def knows_plain(self, batch: int) -> bool:
+        """Whether a window of the root alone was measured."""
+        with self._lock:
+            return (batch, 1) in self._samples
+
     def largest(self, batch: int) -> int:
         """The largest window measured so far."""
         with self._lock:
@@ -79,41 +88,69 @@ class CostModel:
 
 
 class AcceptanceModel:
-    """Probability that the next drafted token is right, by the drafter's confidence class."""
+    """Probability that the next drafted token is right, by the drafter's confidence class.
+
+    Two counts per class: one that remembers long, and the last few. When the last ones can hardly
+    be of the same chance, the text has changed, and what came before is forgotten.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._counts: dict[int, tuple[float, float]] = {}
+        self._counts: dict[int, Counts] = {}
 
     def record(self, confidence: int, drafted: int, accepted: int) -> None:
         if drafted == 0:
             return
         with self._lock:
-            right, tried = self._counts.get(confidence, (0.0, 0.0))
-            tried_now = accepted + (accepted < drafted)
-            self._counts[confidence] = (
-                MEMORY * right + accepted,
-                MEMORY * tried + tried_now,
-            )
+            counts = self._counts.get(confidence) or Counts.prior(confidence)
+            self._counts[confidence] = counts.after(accepted, accepted + (accepted < drafted))
 
     def state(self) -> list[list[float]]:
-        """[class, right, tried] of every class, for `restore`."""
+        """[class, *counts] of every class, for `restore`."""
         with self._lock:
             return [[confidence, *counts] for confidence, counts in self._counts.items()]
 
     def restore(self, state: Sequence[Sequence[float]]) -> None:
         """Raises TypeError or ValueError for anything that `state` did not make."""
-        counts = {int(c): (float(right), float(tried)) for c, right, tried in state}
-        if not all(0.0 <= right <= tried < float("inf") for right, tried in counts.values()):
-            raise ValueError(f"expected no more right ones than were tried, got {state}")
+        counts = {int(c): Counts(*map(float, numbers)) for c, *numbers in state}
+        for c in counts.values():
+            if not (0.0 <= c.right <= c.tried < math.inf and 0.0 <= c.lately <= c.tries < math.inf):
+                raise ValueError(f"expected no more right ones than were tried, got {c}")
         with self._lock:
             self._counts = counts
 
     def probability(self, confidence: int) -> float:
-        prior = CLASS_CHANCES[(confidence - 1) % CLASSES]
         with self._lock:
-            right, tried = self._counts.get(confidence, (0.0, 0.0))
-        return min((right + PRIOR_WEIGHT * prior) / (tried + PRIOR_WEIGHT), 0.995)
+            counts = self._counts.get(confidence) or Counts.prior(confidence)
+        return min(counts.chance(), 0.995)
+
+
+class Counts(NamedTuple):
+    """Decaying counts of drafted tokens: right ones and all, over long and lately."""
+
+    right: float
+    tried: float
+    lately: float = 0.0
+    tries: float = 0.0
+
+    @staticmethod
+    def prior(confidence: int) -> Counts:
+        chance = CLASS_CHANCES[(confidence - 1) % CLASSES]
+        return Counts(PRIOR_WEIGHT * chance, PRIOR_WEIGHT)
+
+    def after(self, right: int, tried: int) -> Counts:
+        counts = Counts(
+            MEMORY * self.right + right,
+            MEMORY * self.tried + tried,
+            SHORT_MEMORY * self.lately + right,
+            SHORT_MEMORY * self.tries + tried,
+        )
+        if counts.tries * _divergence(counts.lately / counts.tries, counts.chance()) < SURPRISE:
+            return counts
+        return counts._replace(right=counts.lately, tried=counts.tries)
+
+    def chance(self) -> float:
+        return self.right / self.tried
 
 
 class Controller:
@@ -149,7 +186,8 @@ class Controller:
         self.expected = expected
         self._pause: dict[int, int] = {}
         self._pause_left: dict[int, int] = {}
-        self._dear_pause = 0
+        self._dear_pause, self._longest_pause = 0, LONGEST_PAUSE
+        self._since_plain = 0
 
     def draft_size(self, batch: int, confidence: Sequence[int], running: int | None = None) -> int:
         """Drafted tokens per row for this step, given each active row's confidence class.
@@ -162,6 +200,11 @@ class Controller:
         fixed = next((k for first, last, k in self.table if first <= rows <= last), self.fixed)
         if fixed is not None:
             return fixed
+        size = self._best_size(batch, confidence) if self.costs.knows_plain(batch) else 0
+        self._since_plain = self._since_plain + 1 if size else 0
+        return size
+
+    def _best_size(self, batch: int, confidence: Sequence[int]) -> int:
         reach = max(4 * self.costs.largest(batch), self.smallest + 1)
         most = min(self.largest, reach - 1)
         sizes = [0, *(s for s in sorted({*SIZES, self.smallest}) if self.smallest <= s <= most)]
@@ -173,12 +216,15 @@ class Controller:
         gains = [n / cost for n, cost in zip(tokens, costs, strict=True)]
         best = max(range(len(sizes)), key=gains.__getitem__)
         if gains[best] > MARGIN * gains[0]:
-            return sizes[best]
+            unsure = gains[best] < CLEAR * gains[0] and self._since_plain >= STALE
+            return 0 if unsure else sizes[best]
         if len(sizes) == 1:
             return 0
+        lost = max(costs[1] / costs[0] - tokens[1] / tokens[0], 0.0)
+        pause = int(min(lost / PROBE_SHARE, sys.maxsize))
+        self._longest_pause = min(max(pause, SHORTEST_PAUSE), LONGEST_PAUSE)
         if self.draft_cost is not None:
-            lost = costs[1] / costs[0] - tokens[1] / tokens[0]
-            self._dear_pause = int(max(lost, 0.0) / PROBE_SHARE)
+            self._dear_pause = pause
         return self._probe(max(confidence))
 
     def record(
@@ -188,7 +234,7 @@ class Controller:
             self.acceptance.record(c, tried, kept)
             if tried:
                 pause = 2 * self._pause.get(c, FIRST_PAUSE // 2) if kept == 0 else FIRST_PAUSE
-                self._pause[c] = min(pause, LONGEST_PAUSE)
+                self._pause[c] = min(pause, self._longest_pause)
                 self._pause_left[c] = max(self._pause[c], self._dear_pause)
 
     def _tokens(self, confidence: Sequence[int], sizes: Sequence[int]) -> list[float]:
@@ -210,8 +256,18 @@ class Controller:
         return 0 if left > 0 else self.smallest
 
 
+def _divergence(found: float, expected: float) -> float:
+    """How unlikely it is, per try, to find a share where another is expected (Kullback-Leibler)."""
+    expected = min(max(expected, 0.01), 0.99)
+    return sum(
+        share * math.log(share / chance)
+        for share, chance in ((found, expected), (1.0 - found, 1.0 - expected))
+        if share > 0.0
+    )
+
+
 def _positive(seconds: Any) -> float:
-    if not 0.0 < float(seconds) < float("inf"):
+    if not 0.0 < float(seconds) < math.inf:
         raise ValueError(f"expected seconds above 0, got {seconds!r}")
     return float(seconds)
 
