@@ -1,5 +1,6 @@
 #pragma once
 
+#include "common/cuda_launch.h"
 #include "common/isa.h"
 #include "common/params.h"
 #include "common/status.h"
@@ -41,3 +42,30 @@ struct TreeAttentionParams {
 }  // namespace specdec
 
 SPECDEC_CPU_OP_BF16(tree_attention, TreeAttentionParams)
+
+namespace specdec {
+
+// How a call is cut for a GPU. It follows from sizes alone: lengths are known to the device only.
+struct TreeAttentionPlan {
+  int64_t dim;         // of a row in shared memory, 0 when there is no kernel for the head size
+  int64_t block_rows;  // of a block, of the T * G rows of a KV head
+  bool key_warps;      // warps share the rows of a block, not its keys
+  int64_t row_blocks;
+  int64_t splits;
+  int64_t floats;   // of workspace
+  int64_t tickets;  // zeroed
+};
+
+// `slots`: keys that a row of the cache has room for.
+TreeAttentionPlan plan_tree_attention(const TreeAttentionParams& params, int64_t slots,
+                                      int multiprocessors);
+
+// Every pointer is device memory. One launch, which reads the keys and values of a KV head once for
+// up to plan.block_rows rows of queries, and nothing below a window:
+//   B * Hkv * row_blocks * (prefix + nodes) * (D + Dv) elements,
+// B * T * Hq * (D + Dv) elements for q and out, and with s > 1 splits of a row
+// 8 * B * Hq * T * s * (Dv + 2) bytes for their parts.
+int tree_attention_cuda(const TreeAttentionParams& params, const TreeAttentionPlan& plan,
+                        float* workspace, int32_t* tickets, const CudaLaunch& launch);
+
+}  // namespace specdec
