@@ -89,8 +89,8 @@ __device__ void write_padding(const TreeAttentionParams& p, const AttentionUnit&
   }
 }
 
-// The fragments [first, first + kTiles) of kDim / 8 of the 16 rows from first_row on, each row once:
-// lanes of a quad hold the same max and sum.
+// The fragments [first, first + kTiles) of kDim / 8 of the 16 rows from first_row on, each row
+// once: lanes of a quad hold the same max and sum.
 template <class Element, int kTiles>
 __device__ void write_rows(const TreeAttentionParams& p, const AttentionUnit& u, int first_row,
                            const Fragment* out, int first, const SoftmaxState& state) {
@@ -124,7 +124,8 @@ __device__ void write_part(const AttentionPart<kRows, kDim>& part, int first_row
     for (int n = 0; n < kTiles; ++n)
       *reinterpret_cast<float2*>(target + n * 8) =
           make_float2(out[n].values[2 * half], out[n].values[2 * half + 1]);
-    if (first == 0 && lane % 4 == 0) part.max[row] = state.max[half], part.sum[row] = state.sum[half];
+    if (first == 0 && lane % 4 == 0)
+      part.max[row] = state.max[half], part.sum[row] = state.sum[half];
   }
 }
 

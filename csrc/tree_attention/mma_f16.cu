@@ -3,6 +3,6 @@
 namespace specdec {
 
 template cudaError_t launch_mma<Half>(const TreeAttentionParams&, const TreeAttentionPlan&,
-                                    const AttentionWorkspace&, cudaStream_t);
+                                      const AttentionWorkspace&, cudaStream_t);
 
 }  // namespace specdec

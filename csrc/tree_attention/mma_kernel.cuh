@@ -1,9 +1,9 @@
 // The kernel for Ampere and everything after it: cp.async, ldmatrix and mma.sync.
 //
-// Of every byte of a KV head's cache one block makes use for all of its rows, up to 256; the keys of a
-// row are split over blocks. Two barriers per tile: at the first one the keys have arrived and the
-// values of the tile before are used up, at the second one the values have arrived and the keys are
-// used up.
+// Of every byte of a KV head's cache one block makes use for all of its rows, up to 256; the keys
+// of a row are split over blocks. Two barriers per tile: at the first one the keys have arrived and
+// the values of the tile before are used up, at the second one the values have arrived and the keys
+// are used up.
 #pragma once
 
 #include "common/launch.cuh"
@@ -28,12 +28,11 @@ struct MmaConfig {
   static constexpr int kRows = kWarpRows * kRowWarps;
   static constexpr int kRowBytes = kDim * sizeof(Element);
   // Without key warps it follows from head size and dtype alone, as the order of additions does.
-  static constexpr int kTileKeys = kRowBytes <= (kKeyWarps > 1 ? 256 : 192) ? 64
+  static constexpr int kTileKeys = kRowBytes <= (kKeyWarps > 1 ? 256 : 128) ? 64
                                    : kRowBytes <= 512                       ? 32
                                                                             : 16;
   static constexpr int kWarpKeys = kTileKeys / kKeyWarps;
   static constexpr int kKeyTiles = kWarpKeys / kFragmentKeys;
-  static constexpr bool kHeld = kRowTiles == 1 && kDim <= 128;  // queries in registers
   static constexpr int shared_bytes(int stages) {
     return (kRows + 2 * stages * kTileKeys) * kRowBytes;
   }
@@ -45,10 +44,12 @@ struct MmaConfig {
   // Where key warps join their results: rows are padded so that they start in different banks.
   static constexpr int kJoinStride = kDim + 8;
   static constexpr int kJoinFloats = kFragmentRows * (kJoinStride + 2);  // of one warp
+  // Blocks that shall fit on a multiprocessor at once: registers are what it has least of.
+  static constexpr bool kIsSmall = kThreads <= 128 && sizeof(Element) == 2 && kDim <= 128;
+  static constexpr int kBlocks = !kIsSmall ? 1 : kKeyWarps > 1 || kDim < 128 ? 3 : 2;
   static_assert(kSharedBytes <= kSharedLimit, "too much shared memory");
-  static_assert(kKeyWarps == 1 || (kRows == kFragmentRows && kKeyWarps * kJoinFloats *
-                                                                     int(sizeof(float)) <=
-                                                                 kSharedBytes),
+  static_assert(kKeyWarps == 1 || (kRows == kFragmentRows &&
+                                   kKeyWarps * kJoinFloats * int(sizeof(float)) <= kSharedBytes),
                 "key warps join their results in the memory of the tiles");
   static_assert(kDim / 8 % kKeyWarps == 0, "every key warp writes the same number of columns");
 };
@@ -73,7 +74,6 @@ struct MmaTiles {
 // One warp's rows and what they have seen so far.
 template <class C>
 struct MmaRows {
-  QueryFragments<typename C::Element, C::kDim, C::kHeld> queries;
   Fragment out[C::kRowTiles][C::kDim / 8] = {};
   SoftmaxState state[C::kRowTiles];
 };
@@ -126,8 +126,7 @@ __device__ __forceinline__ void attend(const TreeAttentionParams& p, const Atten
           static_cast<int>(p.v_dim), options.whole_values);
     cp_async_commit();
   };
-  load_queries<Element, C::kDim, C::kRows, C::kThreads>(tiles.queries, p, u,
-                                                        options.whole_queries);
+  load_queries<Element, C::kDim, C::kRows, C::kThreads>(tiles.queries, p, u, options.whole_queries);
   load_k(u.tile_begin);  // in one group with the queries
   for (int stage = 1; stage < C::kStages; ++stage) {
     load_v(u.tile_begin + stage - 1);
@@ -141,8 +140,7 @@ __device__ __forceinline__ void attend(const TreeAttentionParams& p, const Atten
     __syncthreads();
     load_v(tile + C::kStages - 1);
     if (has_rows) {
-      if (tile == u.tile_begin) rows.queries.hold(tiles.queries, first_row);
-      multiply_keys<Element, C::kDim>(scores, tiles.queries, first_row, rows.queries,
+      multiply_keys<Element, C::kDim>(scores, tiles.queries, first_row,
                                       tiles.keys + tile % C::kStages * tiles.kTile, key_of_warp);
       weigh_tile<C>(p, u, scale, first_key, first_row, scores, rows);
     }
@@ -150,9 +148,8 @@ __device__ __forceinline__ void attend(const TreeAttentionParams& p, const Atten
     __syncthreads();
     load_k(tile + C::kStages);
     if (has_rows)
-      multiply_values<Element, C::kDim>(rows.out, scores,
-                                        tiles.values + tile % C::kStages * tiles.kTile,
-                                        key_of_warp);
+      multiply_values<Element, C::kDim>(
+          rows.out, scores, tiles.values + tile % C::kStages * tiles.kTile, key_of_warp);
   }
   cp_async_wait<0>();
 #pragma unroll
@@ -183,8 +180,7 @@ __device__ void join_key_warps(float* shared, int key_warp, Fragment (&out)[C::k
     const int row = lane / 4 + 8 * half;
     const float* maxima = shared + kFragmentRows * C::kJoinStride + row;
     float max = -kInfinity, sum = 0.0f;
-    for (int warp = 0; warp < C::kKeyWarps; ++warp)
-      max = fmaxf(max, maxima[warp * C::kJoinFloats]);
+    for (int warp = 0; warp < C::kKeyWarps; ++warp) max = fmaxf(max, maxima[warp * C::kJoinFloats]);
     float joined[kTiles][2] = {};
     for (int warp = 0; warp < C::kKeyWarps; ++warp) {
       const float* other = shared + warp * C::kJoinFloats;
@@ -206,7 +202,7 @@ __device__ void join_key_warps(float* shared, int key_warp, Fragment (&out)[C::k
 }
 
 template <class C>
-__global__ void __launch_bounds__(C::kThreads)
+__global__ void __launch_bounds__(C::kThreads, C::kBlocks)
     mma_attention_kernel(const TreeAttentionParams p, const AttentionWorkspace space,
                          const MmaOptions options) {
   using Element = typename C::Element;
@@ -231,9 +227,9 @@ __global__ void __launch_bounds__(C::kThreads)
     if (u.splits == 1) {
       write_rows<Element, kTiles>(p, u, row, rows.out[tile], key_warp * kTiles, rows.state[tile]);
     } else {
-      write_part<C::kRows, C::kDim, kTiles>(
-          AttentionPart<C::kRows, C::kDim>(space, task, u.split), row, rows.out[tile],
-          key_warp * kTiles, rows.state[tile]);
+      write_part<C::kRows, C::kDim, kTiles>(AttentionPart<C::kRows, C::kDim>(space, task, u.split),
+                                            row, rows.out[tile], key_warp * kTiles,
+                                            rows.state[tile]);
     }
   }
   if (u.splits == 1) return;

@@ -1,9 +1,9 @@
 // The two products of attention for one warp: scores = Q K^T and out += weights V.
 //
-// A fragment is the part of a 16 x 8 result that mma.sync.m16n8k16 leaves with a lane: rows lane / 4
-// (values 0, 1) and lane / 4 + 8 (values 2, 3), columns lane % 4 * 2 and the next. 16-bit elements go
-// through the tensor cores, fp32 through fused multiply-adds in the same layout, which keep all 24
-// bits.
+// A fragment is the part of a 16 x 8 result that mma.sync.m16n8k16 leaves with a lane: rows lane /
+// 4 (values 0, 1) and lane / 4 + 8 (values 2, 3), columns lane % 4 * 2 and the next. 16-bit
+// elements go through the tensor cores, fp32 through fused multiply-adds in the same layout, which
+// keep all 24 bits.
 #pragma once
 
 #include "common/matrix.cuh"
@@ -18,52 +18,23 @@ struct Fragment {
   float values[4];
 };
 
-// Queries in registers: tiles are read once, not once per tile of keys.
-template <class Element, int kDim, bool kHeld>
-struct QueryFragments {
-  uint32_t held[kHeld ? kDim / 16 : 1][4];
-
-  // Four 8 x 8 matrices: rows 0-7 and 8-15 of elements 0-7, then of elements 8-15.
-  __device__ static void read(const Element* tile, int first_row, int step, uint32_t (&a)[4]) {
-    const int lane = threadIdx.x % 32;
-    ldmatrix_x4(a, tile + TileLayout<Element, kDim>::chunk(first_row + lane % 16,
-                                                           2 * step + lane / 16));
-  }
-  __device__ void hold(const Element* tile, int first_row) {
-    if constexpr (kHeld) {
-#pragma unroll
-      for (int step = 0; step < kDim / 16; ++step) read(tile, first_row, step, held[step]);
-    }
-  }
-  __device__ void get(const Element* tile, int first_row, int step, uint32_t (&a)[4]) const {
-    if constexpr (kHeld) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) a[i] = held[step][i];
-    } else {
-      read(tile, first_row, step, a);
-    }
-  }
-};
-template <int kDim, bool kHeld>
-struct QueryFragments<float, kDim, kHeld> {
-  __device__ void hold(const float*, int) {}
-};
-
 // ---- 16-bit elements
 
-template <class Element, int kDim, int kRowTiles, int kKeyTiles, bool kHeld>
-__device__ __forceinline__ void multiply_keys_16(
-    Fragment (&scores)[kRowTiles][kKeyTiles], const Element* queries, int first_row,
-    const QueryFragments<Element, kDim, kHeld>& fragments, const Element* keys, int first_key) {
+template <class Element, int kDim, int kRowTiles, int kKeyTiles>
+__device__ __forceinline__ void multiply_keys_16(Fragment (&scores)[kRowTiles][kKeyTiles],
+                                                 const Element* queries, int first_row,
+                                                 const Element* keys, int first_key) {
   using Layout = TileLayout<Element, kDim>;
   static_assert(kKeyTiles % 2 == 0, "keys are read by the 16");
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int step = 0; step < kDim / 16; ++step) {
-    uint32_t a[kRowTiles][4];
+    uint32_t a[kRowTiles][4];  // rows 0-7 and 8-15 of elements 0-7, then of elements 8-15
 #pragma unroll
-    for (int tile = 0; tile < kRowTiles; ++tile)
-      fragments.get(queries, first_row + tile * kFragmentRows, step, a[tile]);
+    for (int tile = 0; tile < kRowTiles; ++tile) {
+      const int row = first_row + tile * kFragmentRows + lane % 16;
+      ldmatrix_x4(a[tile], queries + Layout::chunk(row, 2 * step + lane / 16));
+    }
 #pragma unroll
     for (int n = 0; n < kKeyTiles; n += 2) {
       uint32_t b[4];  // keys 0-7: elements 0-7, 8-15, then keys 8-15
@@ -81,8 +52,8 @@ __device__ __forceinline__ void multiply_keys_16(
 
 template <class Element, int kDim, int kRowTiles, int kKeyTiles>
 __device__ __forceinline__ void multiply_values_16(Fragment (&out)[kRowTiles][kDim / 8],
-                                                const Fragment (&weights)[kRowTiles][kKeyTiles],
-                                                const Element* values, int first_key) {
+                                                   const Fragment (&weights)[kRowTiles][kKeyTiles],
+                                                   const Element* values, int first_key) {
   using Layout = TileLayout<Element, kDim>;
   const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -131,7 +102,7 @@ __device__ __forceinline__ void multiply_keys_32(Fragment (&scores)[kRowTiles][k
   static_assert(kRowTiles == 1, "more rows would not fit into registers");
   const int lane = threadIdx.x % 32;
   const int row = first_row + lane / 4, key = first_key + lane % 4 * 2;
-#pragma unroll 2
+#pragma unroll 1
   for (int chunk = 0; chunk < kDim / 4; ++chunk) {
     const float4 q0 = four_of<kDim>(queries, row, chunk);
     const float4 q1 = four_of<kDim>(queries, row + 8, chunk);
@@ -150,19 +121,22 @@ __device__ __forceinline__ void multiply_keys_32(Fragment (&scores)[kRowTiles][k
 
 template <int kDim, int kRowTiles, int kKeyTiles>
 __device__ __forceinline__ void multiply_values_32(Fragment (&out)[kRowTiles][kDim / 8],
-                                                const Fragment (&weights)[kRowTiles][kKeyTiles],
-                                                const float* values, int first_key) {
-  const int lane = threadIdx.x % 32, column = lane % 4 * 2;
+                                                   const Fragment (&weights)[kRowTiles][kKeyTiles],
+                                                   const float* values, int first_key) {
+  static_assert(TileLayout<float, kDim>::kChunks % 8 == 0, "offsets below are those of 8 chunks");
+  const int lane = threadIdx.x % 32;
+  values += first_key * kDim + lane % 2 * 2;                       // first_key % 8 == 0
+  const int side[2] = {lane / 2 % 2 * 4, (lane / 2 % 2 ^ 1) * 4};  // in even and in odd rows
 #pragma unroll
   for (int key = 0; key < kKeyTiles * kFragmentKeys; ++key) {
     const float* held = weights[0][key / kFragmentKeys].values + key % 2;
     const int owner = lane / 4 * 4 + key % kFragmentKeys / 2;
     const float w0 = __shfl_sync(kAllLanes, held[0], owner);
     const float w1 = __shfl_sync(kAllLanes, held[2], owner);
+    const float* row = values + side[key % 2];
 #pragma unroll
     for (int n = 0; n < kDim / 8; ++n) {
-      const int chunk = TileLayout<float, kDim>::chunk(first_key + key, 2 * n + column / 4);
-      const float2 v = *reinterpret_cast<const float2*>(values + chunk + column % 4);
+      const float2 v = *reinterpret_cast<const float2*>(row + key * kDim + (2 * n ^ (key & 6)) * 4);
       float* sum = out[0][n].values;
       sum[0] = fmaf(w0, v.x, sum[0]);
       sum[1] = fmaf(w0, v.y, sum[1]);
@@ -175,14 +149,14 @@ __device__ __forceinline__ void multiply_values_32(Fragment (&out)[kRowTiles][kD
 // ---- either
 
 // scores[tile of 16 rows][8 keys each] += Q K^T, rows from first_row on and keys from first_key on.
-template <class Element, int kDim, int kRowTiles, int kKeyTiles, bool kHeld>
-__device__ __forceinline__ void multiply_keys(
-    Fragment (&scores)[kRowTiles][kKeyTiles], const Element* queries, int first_row,
-    const QueryFragments<Element, kDim, kHeld>& fragments, const Element* keys, int first_key) {
+template <class Element, int kDim, int kRowTiles, int kKeyTiles>
+__device__ __forceinline__ void multiply_keys(Fragment (&scores)[kRowTiles][kKeyTiles],
+                                              const Element* queries, int first_row,
+                                              const Element* keys, int first_key) {
   if constexpr (sizeof(Element) == 4) {
     multiply_keys_32<kDim>(scores, queries, first_row, keys, first_key);
   } else {
-    multiply_keys_16<Element, kDim>(scores, queries, first_row, fragments, keys, first_key);
+    multiply_keys_16<Element, kDim>(scores, queries, first_row, keys, first_key);
   }
 }
 

@@ -64,57 +64,73 @@ __host__ __device__ inline bool copies_chunks(const AttentionView& view, int64_t
   return (reinterpret_cast<int64_t>(view.data) | strides * item_size) % 16 == 0;
 }
 
-// One chunk; `source` points to its row. Takes part in the current cp.async group.
+// Chunk `chunk` of a row of a tile; `source` is the row in memory, of `dim` elements. Takes part in
+// the current group of cp.async where rows are whole chunks.
 template <class Element, int kDim>
-__device__ __forceinline__ void load_chunk(Element* tile, int row, int chunk, const Element* source,
-                                           bool valid, int dim, bool whole) {
+__device__ __forceinline__ void copy_chunk(Element* tile, int row, int chunk, const Element* source,
+                                           bool valid, int dim) {
   using Layout = TileLayout<Element, kDim>;
-  constexpr int kElements = Layout::kChunkElements;
-  Element* target = tile + Layout::chunk(row, chunk);
-  const int column = chunk * kElements;
-  if (whole) {
-    valid = valid && column < dim;
-    cp_async_16(target, valid ? source + column : source, valid);
-    return;
-  }
+  const int column = chunk * Layout::kChunkElements;
+  valid = valid && column < dim;
+  cp_async_16(tile + Layout::chunk(row, chunk), valid ? source + column : source, valid);
+}
+template <class Element, int kDim>
+__device__ __forceinline__ void gather_chunk(Element* tile, int row, int chunk,
+                                             const Element* source, bool valid, int dim) {
+  using Layout = TileLayout<Element, kDim>;
+  const int column = chunk * Layout::kChunkElements;
   Pack<Element> pack{};
-  if (valid)
-    for (int i = 0; i < kElements; ++i)
-      if (column + i < dim) pack.values[i] = source[column + i];
-  *reinterpret_cast<Pack<Element>*>(target) = pack;
+#pragma unroll
+  for (int i = 0; i < Layout::kChunkElements; ++i)
+    if (valid && column + i < dim) pack.values[i] = source[column + i];
+  *reinterpret_cast<Pack<Element>*>(tile + Layout::chunk(row, chunk)) = pack;
 }
 
-// kRows keys from first_key on, all threads of the block.
+// All threads of the block copy kRows rows; find(row, valid) points to a row in memory.
+template <class Element, int kDim, int kRows, int kThreads, class Find>
+__device__ __forceinline__ void load_tile(Element* tile, int dim, bool whole, const Find& find) {
+  constexpr int kChunks = TileLayout<Element, kDim>::kChunks, kAll = kRows * kChunks;
+  if (whole) {
+#pragma unroll 4
+    for (int turn = 0; turn < (kAll + kThreads - 1) / kThreads; ++turn) {
+      const int i = turn * kThreads + threadIdx.x;
+      if (kAll % kThreads != 0 && i >= kAll) break;
+      bool valid;
+      const Element* source = find(i / kChunks, &valid);
+      copy_chunk<Element, kDim>(tile, i / kChunks, i % kChunks, source, valid, dim);
+    }
+  } else {
+#pragma unroll 1
+    for (int i = threadIdx.x; i < kAll; i += kThreads) {
+      bool valid;
+      const Element* source = find(i / kChunks, &valid);
+      gather_chunk<Element, kDim>(tile, i / kChunks, i % kChunks, source, valid, dim);
+    }
+  }
+}
+
+// kRows keys from first_key on.
 template <class Element, int kDim, int kRows, int kThreads>
 __device__ __forceinline__ void load_keys(Element* tile, const CacheRows<Element>& cache,
                                           const AttentionUnit& u, int first_key, int dim,
                                           bool whole) {
-  constexpr int kChunks = TileLayout<Element, kDim>::kChunks;
-  static_assert(kRows * kChunks % kThreads == 0, "every thread loads the same number of chunks");
-#pragma unroll
-  for (int turn = 0; turn < kRows * kChunks / kThreads; ++turn) {
-    const int i = turn * kThreads + threadIdx.x;
-    const int row = i / kChunks, key = first_key + row;
-    const bool valid = key >= u.key_begin && key < u.key_end;
-    load_chunk<Element, kDim>(tile, row, i % kChunks, valid ? cache.row(key) : cache.base, valid,
-                              dim, whole);
-  }
+  load_tile<Element, kDim, kRows, kThreads>(tile, dim, whole, [&](int row, bool* valid) {
+    const int key = first_key + row;
+    *valid = key >= u.key_begin && key < u.key_end;
+    return *valid ? cache.row(key) : cache.base;
+  });
 }
 
 // The block's queries.
 template <class Element, int kDim, int kRows, int kThreads>
 __device__ __forceinline__ void load_queries(Element* tile, const TreeAttentionParams& p,
                                              const AttentionUnit& u, bool whole) {
-  constexpr int kChunks = TileLayout<Element, kDim>::kChunks;
-  const int dim = static_cast<int>(p.dim);
-#pragma unroll 4
-  for (int i = threadIdx.x; i < kRows * kChunks; i += kThreads) {
-    const int row = i / kChunks;
-    const bool valid = row < u.live_rows;
-    const Element* source = static_cast<const Element*>(p.q.data);
-    if (valid) source = &at<Element>(p.q, u.batch, u.slot_of(row), u.head_of(row));
-    load_chunk<Element, kDim>(tile, row, i % kChunks, source, valid, dim, whole);
-  }
+  load_tile<Element, kDim, kRows, kThreads>(
+      tile, static_cast<int>(p.dim), whole, [&](int row, bool* valid) {
+        *valid = row < u.live_rows;
+        return *valid ? &at<Element>(p.q, u.batch, u.slot_of(row), u.head_of(row))
+                      : static_cast<const Element*>(p.q.data);
+      });
 }
 
 }  // namespace specdec

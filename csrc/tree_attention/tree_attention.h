@@ -56,9 +56,9 @@ struct TreeAttentionPlan {
   int64_t tickets;  // zeroed
 };
 
-// `slots`: keys that a row of the cache has room for.
-TreeAttentionPlan plan_tree_attention(const TreeAttentionParams& params, int64_t slots,
-                                      int multiprocessors);
+// `slots`: keys that a row of the cache has room for. Reads sizes, dtype and split_size of params.
+int plan_tree_attention(const TreeAttentionParams& params, int64_t slots, int device,
+                        TreeAttentionPlan* plan);
 
 // Every pointer is device memory. One launch, which reads the keys and values of a KV head once for
 // up to plan.block_rows rows of queries, and nothing below a window:

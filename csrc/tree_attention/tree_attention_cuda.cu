@@ -23,7 +23,8 @@ int64_t pick_splits(int64_t blocks, int64_t longest, int64_t at_once) {
     return double(blocks * splits) / double(ceil_div(blocks * splits, at_once) * at_once);
   };
   double best = 0.0;
-  for (int64_t splits = 1; splits <= most; ++splits) best = use(splits) > best ? use(splits) : best;
+  for (int64_t splits = 1; splits <= most && best < 0.95; ++splits)
+    best = use(splits) > best ? use(splits) : best;
   for (int64_t splits = 1; splits < most; ++splits)
     if (use(splits) >= 0.85 * best) return splits;
   return most > 1 ? most : 1;
@@ -31,35 +32,43 @@ int64_t pick_splits(int64_t blocks, int64_t longest, int64_t at_once) {
 
 }  // namespace
 
-TreeAttentionPlan plan_tree_attention(const TreeAttentionParams& p, int64_t slots,
-                                      int multiprocessors) {
-  TreeAttentionPlan plan{};
+int plan_tree_attention(const TreeAttentionParams& p, int64_t slots, int device,
+                        TreeAttentionPlan* plan) {
+  int multiprocessors = 0;
+  const cudaError_t error =
+      cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  if (error != cudaSuccess) return error;
   const int64_t dim = p.dim > p.v_dim ? p.dim : p.v_dim;
-  for (const int64_t size : {256, 192, 128, 96, 64})
-    if (dim <= size) plan.dim = size;
+  const bool short_rows = p.dtype != DType::f32 && dim <= 128;
   const int64_t rows = p.window_slots * (p.q_heads / p.kv_heads);
-  plan.key_warps = rows <= 16 && p.split_size == 0;
-  const int64_t most_rows = p.dtype == DType::f32 ? 64 : plan.dim <= 128 ? 256 : 128;
-  plan.block_rows = plan.key_warps ? 16 : rows <= 64 ? 64 : most_rows;
-  plan.row_blocks = ceil_div(rows, plan.block_rows);
-  const int64_t tasks = p.batch * p.kv_heads * plan.row_blocks;
-  const int64_t grid = (p.split_size + kWordKeys - 1) / kWordKeys * kWordKeys;
-  // Two blocks of up to 64 rows fit into the shared memory of a multiprocessor.
-  const int64_t at_once = multiprocessors * (plan.block_rows <= 64 ? 2 : 1);
-  plan.splits = tasks == 0       ? 1
-                : p.split_size > 0 ? ceil_div(slots > 0 ? slots : 1, grid)
-                                   : pick_splits(tasks, slots, at_once);
-  if (plan.splits > 1) {
-    plan.floats = tasks * plan.splits * plan.block_rows * (plan.dim + 2);
-    plan.tickets = tasks;
+  *plan = {};
+  for (const int64_t size : {256, 192, 128, 96, 64})
+    if (dim <= size) plan->dim = size;
+  plan->key_warps = rows <= 16 && p.split_size == 0;
+  plan->block_rows = plan->key_warps                       ? 16
+                     : rows <= 64 || p.dtype == DType::f32 ? 64
+                     : short_rows                          ? 256
+                                                           : 128;
+  plan->row_blocks = ceil_div(rows, plan->block_rows);
+  const int64_t tasks = p.batch * p.kv_heads * plan->row_blocks;
+  // Two blocks of up to 64 rows find room on a multiprocessor.
+  const int64_t at_once = int64_t(multiprocessors) * (plan->block_rows <= 64 ? 2 : 1);
+  plan->splits = 1;
+  if (tasks > 0 && slots > 0)
+    plan->splits = p.split_size > 0 ? ceil_div(slots, ceil_div(p.split_size, kWordKeys) * kWordKeys)
+                                    : pick_splits(tasks, slots, at_once);
+  if (plan->splits > 1) {
+    plan->floats = tasks * plan->splits * plan->block_rows * (plan->dim + 2);
+    plan->tickets = tasks;
   }
-  return plan;
+  return cudaSuccess;
 }
 
 int tree_attention_cuda(const TreeAttentionParams& p, const TreeAttentionPlan& plan,
                         float* workspace, int32_t* tickets, const CudaLaunch& launch) {
   if (p.batch * p.window_slots == 0) return cudaSuccess;
-  if (plan.row_blocks * plan.splits > INT32_MAX || p.kv_heads > 65535 || p.batch > 65535)
+  if (plan.dim == 0 || plan.row_blocks * plan.splits > INT32_MAX || p.kv_heads > 65535 ||
+      p.batch > 65535)
     return cudaErrorInvalidValue;
   const DeviceGuard guard(launch.device);
   if (guard.error() != cudaSuccess) return guard.error();

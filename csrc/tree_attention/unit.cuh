@@ -1,8 +1,8 @@
 // What one thread block computes: which rows, which keys, and which of them a row sees.
 //
 // The rows of a KV head are the T * G pairs of (window slot, query head of the group), slot by
-// slot. Keys are counted from the start of the cache row; tiles of keys lie on a grid from key 0, so
-// that a key's place in its tile never depends on where the window begins.
+// slot. Keys are counted from the start of the cache row; tiles of keys lie on a grid from key 0,
+// so that a key's place in its tile never depends on where the window begins.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -146,7 +146,7 @@ __device__ inline uint64_t visible_keys(const TreeAttentionParams& p, const Atte
   const int offset = first_key - u.prefix;  // the window slot of bit 0
   const uint64_t prefix = low_bits(-offset);
   uint64_t seen =
-      chain ? low_bits(slot + 1 - offset) : mask_bits(p, u, slot, offset) & ~prefix | prefix;
+      chain ? low_bits(slot + 1 - offset) : (mask_bits(p, u, slot, offset) & ~prefix) | prefix;
   seen &= low_bits(u.nodes - offset);
   if (p.window == 0) return seen;
   const int depth = depth_of(p, u, slot);
