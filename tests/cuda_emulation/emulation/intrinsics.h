@@ -74,6 +74,7 @@ inline float __expf(float x) { return std::exp(x); }
 inline float __logf(float x) { return std::log(x); }
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 inline int __float2int_rn(float x) { return int(std::nearbyint(x)); }
+inline long long __float2ll_rn(float x) { return std::llrint(x); }
 inline float __int2float_rn(int x) { return float(x); }
 inline float __uint2float_rn(unsigned x) { return float(x); }
 

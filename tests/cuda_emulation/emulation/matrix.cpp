@@ -32,6 +32,7 @@ uint16_t half_of(float value) {
   if (std::isnan(value)) return 0x7fff;
   const uint16_t sign = std::signbit(value) ? 0x8000 : 0;
   const float magnitude = std::fabs(value);
+  if (magnitude == 0.0f) return sign;
   if (magnitude >= 65520.0f) return sign | 0x7c00;
   int exponent = 0;
   std::frexp(magnitude, &exponent);

@@ -70,7 +70,7 @@ struct Block {
   unsigned alive = 0;
   Thread* current = nullptr;
   Barrier barriers[kBarriers];
-  std::vector<Meeting> meetings;  // one for each lane of the block, the lowest of its mask
+  std::vector<Meeting> meetings;  // kWarp places for each warp
   std::vector<Shared> shared;
   size_t static_shared = 0;
   unsigned char* dynamic_shared = nullptr;
@@ -209,6 +209,19 @@ void run_block() {
   }
 }
 
+// The meeting of these lanes that is under way, or a free place.
+Meeting& meeting_of(unsigned warp, uint32_t mask) {
+  Meeting* free = nullptr;
+  for (unsigned i = 0; i < kWarp; ++i) {
+    Meeting& meeting = block.meetings[warp + i];
+    if (meeting.arrived == 0)
+      free = free == nullptr ? &meeting : free;
+    else if (meeting.mask == mask)
+      return meeting;
+  }
+  return *free;
+}
+
 std::string place_of_block() {
   return "CUDA emulation: block (" + std::to_string(blockIdx.x) + ", " +
          std::to_string(blockIdx.y) + ", " + std::to_string(blockIdx.z) + "): ";
@@ -259,13 +272,12 @@ Payload meet(uint32_t mask, const char* operation, const Payload& given,
   if ((mask >> lane & 1) == 0)
     throw Fault(std::string(operation) + ": the calling lane is not in the mask at " +
                 where.text());
-  Meeting& meeting = block.meetings[warp + __builtin_ctz(mask)];
+  Meeting& meeting = meeting_of(warp, mask);
   if (meeting.arrived == 0) {
     meeting = {mask, 0, operation, where};
-  } else if (meeting.mask != mask || std::strcmp(meeting.operation, operation) != 0) {
-    throw Fault(std::string("lanes of a warp meet in different operations or masks: ") +
-                meeting.operation + " at " + meeting.where.text() + " and " + operation + " at " +
-                where.text());
+  } else if (std::strcmp(meeting.operation, operation) != 0) {
+    throw Fault(std::string("lanes of a warp meet in different operations: ") + meeting.operation +
+                " at " + meeting.where.text() + " and " + operation + " at " + where.text());
   }
   self.given = given;
   meeting.arrived |= 1u << lane;
