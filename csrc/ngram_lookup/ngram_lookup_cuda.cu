@@ -123,6 +123,11 @@ __device__ void select(const Text& text, Key* keys, int64_t count, Key* best, in
   }
 }
 
+// Blocks of a row with so many positions: one at least, to write the outputs.
+__host__ __device__ int64_t chunks_of(int64_t positions) {
+  return max((positions + kChunk - 1) / kChunk, int64_t(1));
+}
+
 // Whether all other blocks of the row have published their keys.
 __device__ bool is_last_of_row(Key* ticket, int64_t blocks) {
   SPECDEC_SHARED(bool, last);
@@ -165,8 +170,7 @@ __global__ void __launch_bounds__(kThreads)
          [&](int64_t end) { own = max(own, text.key_of(end, p.min_n, p.max_n)); });
   own = largest_of_block(own);
   if (threadIdx.x == 0 && own != 0) atomicMax(space.keys + b, own);
-  if (!is_last_of_row(space.tickets + b, max((positions + kChunk - 1) / kChunk, int64_t(1))))
-    return;
+  if (!is_last_of_row(space.tickets + b, chunks_of(positions))) return;
   if (threadIdx.x == 0) best = __ldcg(space.keys + b);
   __syncthreads();
   write_row(p, text, b, &best);
@@ -191,7 +195,7 @@ __global__ void __launch_bounds__(kThreads)
   Key* of_row = space.keys + b * gridDim.x * p.num_matches;
   select(text, keys, min(int64_t(kChunk), positions), of_row + blockIdx.x * p.num_matches,
          p.num_matches);
-  const int64_t chunks = max((positions + kChunk - 1) / kChunk, int64_t(1));
+  const int64_t chunks = chunks_of(positions);
   if (!is_last_of_row(space.tickets + b, chunks)) return;
   select(text, of_row, chunks * p.num_matches, best, p.num_matches);
   __syncthreads();
@@ -201,13 +205,12 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 int64_t ngram_lookup_workspace(int64_t batch, int64_t max_len, int num_matches) {
-  if (num_matches == 1) return 2 * batch;
-  return batch * (1 + (max_len + kChunk - 1) / kChunk * num_matches);
+  return batch * (1 + (num_matches == 1 ? 1 : chunks_of(max_len) * num_matches));
 }
 
 int ngram_lookup_cuda(const NgramLookupParams& p, void* workspace, const CudaLaunch& where) {
   if (p.batch == 0) return cudaSuccess;
-  const int64_t chunks = max((p.max_len + kChunk - 1) / kChunk, int64_t(1));
+  const int64_t chunks = chunks_of(p.max_len);
   if (p.num_matches > kMaxNgramMatches || p.batch > 65535 || chunks > INT32_MAX)
     return cudaErrorInvalidValue;
   const DeviceGuard guard(where.device);
