@@ -4,7 +4,8 @@ namespace specdec {
 namespace {
 
 // Lengths live in memory the kernel trusts; a wrong one would read outside the cache.
-void expect_lengths(const TreeAttentionParams& p, int64_t slots, int64_t pages) {
+void expect_lengths(const TreeAttentionParams& p) {
+  const int64_t slots = p.cache_slots, pages = p.num_pages;
   const auto item = [](const AttentionView& v, int64_t i, int64_t j = 0) {
     return int64_t(static_cast<const int32_t*>(v.data)[i * v.stride[0] + j * v.stride[1]]);
   };
@@ -47,7 +48,7 @@ py::tuple tree_attention(const py::object& q, const py::object& k, const py::obj
   params.out = out.view.data;
   params.lse = lse.view.as<float>();
   params.num_threads = num_threads;
-  expect_lengths(params, t.slots(), t.paged() ? t.k.shape[0] : 0);
+  expect_lengths(params);
   {
     py::gil_scoped_release release;
     raise_unless_ok("tree_attention", tree_attention_cpu(params));

@@ -93,6 +93,8 @@ inline TreeAttentionParams attention_params(const AttentionTensors& t, float sca
   params.block_table = attention_view(t.block_table);
   params.mask_words = t.tree_mask.shape[2];
   params.page_size = t.page_size();
+  params.cache_slots = t.slots();
+  params.num_pages = t.paged() ? t.k.shape[0] : 0;
   params.scale = scale;
   params.softcap = softcap;
   params.window = window;

@@ -12,16 +12,17 @@ AttentionTensors as_attention_tensors(const py::sequence& inputs) {
   return tensors;
 }
 
-TreeAttentionPlan make_plan(const TreeAttentionParams& params, int64_t slots, int device) {
+TreeAttentionPlan make_plan(const TreeAttentionParams& params, bool hopper, int device) {
   TreeAttentionPlan plan{};
-  raise_if_cuda_error("tree_attention", plan_tree_attention(params, slots, device, &plan));
+  raise_if_cuda_error("tree_attention", plan_tree_attention(params, device, hopper, &plan));
   return plan;
 }
 
 // Floats of workspace and zeroed tickets for these sizes.
 py::tuple tree_attention_workspace(int64_t item_size, int64_t batch, int64_t window_slots,
                                    int64_t q_heads, int64_t kv_heads, int64_t dim, int64_t v_dim,
-                                   int64_t slots, int64_t split_size, int device) {
+                                   int64_t cache_slots, int64_t split_size, bool hopper,
+                                   int device) {
   TreeAttentionParams params{};
   params.dtype = item_size == 4 ? DType::f32 : DType::bf16;
   params.batch = batch;
@@ -30,14 +31,15 @@ py::tuple tree_attention_workspace(int64_t item_size, int64_t batch, int64_t win
   params.kv_heads = kv_heads;
   params.dim = dim;
   params.v_dim = v_dim;
+  params.cache_slots = cache_slots;
   params.split_size = split_size;
-  const TreeAttentionPlan plan = make_plan(params, slots, device);
+  const TreeAttentionPlan plan = make_plan(params, hopper, device);
   return py::make_tuple(plan.floats, plan.tickets);
 }
 
 void tree_attention(const py::sequence& inputs, const py::object& out, const py::object& lse,
                     const py::object& workspace, const py::object& tickets, float scale,
-                    float softcap, int64_t window, int64_t split_size, int device,
+                    float softcap, int64_t window, int64_t split_size, bool hopper, int device,
                     std::uintptr_t stream) {
   const AttentionTensors t = as_attention_tensors(inputs);
   const Tensor out_t = as_tensor(out), lse_t = as_tensor(lse);
@@ -49,7 +51,7 @@ void tree_attention(const py::sequence& inputs, const py::object& out, const py:
                {params.batch, params.q_heads, params.window_slots});
   params.out = out_t.data;
   params.lse = lse_t.as<float>();
-  const TreeAttentionPlan plan = make_plan(params, t.slots(), device);
+  const TreeAttentionPlan plan = make_plan(params, hopper, device);
   expect_array("tree_attention: workspace", floats, DType::f32, {plan.floats});
   expect_array("tree_attention: tickets", zeros, DType::i32, {plan.tickets});
   py::gil_scoped_release release;

@@ -7,29 +7,47 @@
 
 namespace specdec {
 
-// Parts of [rows of a block, kDim] output, then [rows] maxima and [rows] sums, for every
-// (batch, KV head, row block, split); tickets: zeroed, one per (batch, KV head, row block).
+// The unnormalised result of one split.
+template <int kRows, int kRowStride>
+struct AttentionPart {
+  static constexpr int kStride = kRowStride;
+  static constexpr int64_t kFloats = kRows * (kStride + 2);
+  float* out;  // [kRows, kStride]
+  float* max;  // [kRows], in units of log 2
+  float* sum;  // [kRows]
+  __device__ explicit AttentionPart(float* memory)
+      : out(memory), max(memory + kRows * kStride), sum(max + kRows) {}
+};
+
+// Parts for every (batch, KV head, row block, split); tickets: zeroed, one per (batch, KV head, row
+// block).
 struct AttentionWorkspace {
   float* parts;
   int32_t* tickets;
   int row_blocks;
   int splits;  // of the grid
-
-  __device__ int64_t task(const TreeAttentionParams& p, const AttentionUnit& u) const {
-    return (u.batch * p.kv_heads + u.kv_head) * row_blocks + u.row_block;
-  }
 };
 
+// The parts of one block's rows. Other blocks wrote them: loads go past the first-level cache.
 template <int kRows, int kDim>
-struct AttentionPart {
-  static constexpr int64_t kFloats = kRows * (kDim + 2);
-  float* out;
-  float* max;
-  float* sum;
-  __device__ AttentionPart(const AttentionWorkspace& space, int64_t task, int split)
-      : out(space.parts + (task * space.splits + split) * kFloats),
-        max(out + kRows * kDim),
-        sum(max + kRows) {}
+struct GlobalParts {
+  using Part = AttentionPart<kRows, kDim>;
+  float* memory;
+  int32_t* ticket;
+
+  __device__ GlobalParts(const TreeAttentionParams& p, const AttentionUnit& u,
+                         const AttentionWorkspace& space) {
+    const int64_t task = (u.batch * p.kv_heads + u.kv_head) * space.row_blocks + u.row_block;
+    memory = space.parts + task * space.splits * Part::kFloats;
+    ticket = space.tickets + task;
+  }
+  __device__ Part of(int split) const { return Part(memory + split * Part::kFloats); }
+
+  __device__ float max(int split, int row) const { return __ldcg(of(split).max + row); }
+  __device__ float sum(int split, int row) const { return __ldcg(of(split).sum + row); }
+  __device__ float4 four(int split, int row, int column) const {
+    return __ldcg(reinterpret_cast<const float4*>(of(split).out + row * kDim + column));
+  }
 };
 
 struct FinishedRow {
@@ -92,8 +110,9 @@ __device__ void write_padding(const TreeAttentionParams& p, const AttentionUnit&
 // The fragments [first, first + kTiles) of kDim / 8 of the 16 rows from first_row on, each row
 // once: lanes of a quad hold the same max and sum.
 template <class Element, int kTiles>
-__device__ void write_rows(const TreeAttentionParams& p, const AttentionUnit& u, int first_row,
-                           const Fragment* out, int first, const SoftmaxState& state) {
+__device__ __forceinline__ void write_rows(const TreeAttentionParams& p, const AttentionUnit& u,
+                                           int first_row, const Fragment* out, int first,
+                                           const SoftmaxState& state) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -112,66 +131,62 @@ __device__ void write_rows(const TreeAttentionParams& p, const AttentionUnit& u,
 }
 
 // The same into a part.
-template <int kRows, int kDim, int kTiles>
-__device__ void write_part(const AttentionPart<kRows, kDim>& part, int first_row,
-                           const Fragment* out, int first, const SoftmaxState& state) {
+template <int kTiles, int kRows, int kStride>
+__device__ __forceinline__ void write_part(const AttentionPart<kRows, kStride>& part, int first_row,
+                                           const Fragment* out, int first,
+                                           const SoftmaxState& state) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = first_row + lane / 4 + 8 * half;
-    float* target = part.out + row * kDim + first * 8 + lane % 4 * 2;
+    float* target = part.out + row * kStride + first * 8 + lane % 4 * 2;
 #pragma unroll
     for (int n = 0; n < kTiles; ++n)
       *reinterpret_cast<float2*>(target + n * 8) =
           make_float2(out[n].values[2 * half], out[n].values[2 * half + 1]);
-    if (first == 0 && lane % 4 == 0)
-      part.max[row] = state.max[half], part.sum[row] = state.sum[half];
+    if (first == 0 && lane % 4 == 0) {
+      part.max[row] = state.max[half];
+      part.sum[row] = state.sum[half];
+    }
   }
 }
 
-// Whether this block is the last of its row's splits. `flag` is shared memory.
-__device__ inline bool is_last_split(const AttentionWorkspace& space, int64_t task, int splits,
-                                     int* flag) {
+// Whether this block is the last of its rows' splits. `flag` is shared memory.
+__device__ inline bool is_last_split(int32_t* ticket, int splits, int* flag) {
   __threadfence();
   __syncthreads();
-  if (threadIdx.x == 0) *flag = atomicAdd(space.tickets + task, 1) == splits - 1;
+  if (threadIdx.x == 0) *flag = atomicAdd(ticket, 1) == splits - 1;
   __syncthreads();
   const bool last = *flag;
   if (last) __threadfence();
   return last;
 }
 
-// One warp per row adds up the row's parts.
-template <class Element, int kRows, int kDim, int kThreads>
+// A warp adds up the parts of one row after the other: `row`, row + step, ...
+template <class Element, int kDim, class Parts>
 __device__ void combine_parts(const TreeAttentionParams& p, const AttentionUnit& u,
-                              const AttentionWorkspace& space, int64_t task) {
+                              const Parts& parts, int row, int step) {
   constexpr int kColumns = 4, kTurns = (kDim + 32 * kColumns - 1) / (32 * kColumns);
   const int lane = threadIdx.x % 32, dim = static_cast<int>(p.v_dim);
-  for (int row = threadIdx.x / 32; row < u.live_rows; row += kThreads / 32) {
-    SoftmaxState all;
-    for (int split = 0; split < u.splits; ++split) {
-      const AttentionPart<kRows, kDim> part(space, task, split);
-      all.max[0] = fmaxf(all.max[0], __ldcg(part.max + row));
-    }
-    float out[kTurns][kColumns] = {};
+  for (; row < u.live_rows; row += step) {
+    float max = -kInfinity, sum = 0.0f, out[kTurns][kColumns] = {};
+    for (int split = 0; split < u.splits; ++split) max = fmaxf(max, parts.max(split, row));
 #pragma unroll 4
     for (int split = 0; split < u.splits; ++split) {
-      const AttentionPart<kRows, kDim> part(space, task, split);
-      const float weight = exp2_approx(__ldcg(part.max + row) - finite_base(all.max[0]));
-      all.sum[0] = fmaf(__ldcg(part.sum + row), weight, all.sum[0]);
+      const float weight = exp2_approx(parts.max(split, row) - finite_base(max));
+      sum = fmaf(parts.sum(split, row), weight, sum);
 #pragma unroll
       for (int turn = 0; turn < kTurns; ++turn) {
         const int column = (turn * 32 + lane) * kColumns;
         if (column >= kDim) continue;
-        const float4 value =
-            __ldcg(reinterpret_cast<const float4*>(part.out + row * kDim + column));
+        const float4 value = parts.four(split, row, column);
         out[turn][0] = fmaf(value.x, weight, out[turn][0]);
         out[turn][1] = fmaf(value.y, weight, out[turn][1]);
         out[turn][2] = fmaf(value.z, weight, out[turn][2]);
         out[turn][3] = fmaf(value.w, weight, out[turn][3]);
       }
     }
-    const FinishedRow finished = finish_row(p, u.head_of(row), all.max[0], all.sum[0]);
+    const FinishedRow finished = finish_row(p, u.head_of(row), max, sum);
 #pragma unroll
     for (int turn = 0; turn < kTurns; ++turn) {
 #pragma unroll

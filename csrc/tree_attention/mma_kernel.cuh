@@ -78,31 +78,6 @@ struct MmaRows {
   SoftmaxState state[C::kRowTiles];
 };
 
-// Scores of a tile become weights.
-template <class C>
-__device__ __forceinline__ void weigh_tile(const TreeAttentionParams& p, const AttentionUnit& u,
-                                           const ScoreScale& scale, int first_key, int first_row,
-                                           Fragment (&scores)[C::kRowTiles][C::kKeyTiles],
-                                           MmaRows<C>& rows) {
-  const int lane = threadIdx.x % 32;
-  const bool open = is_open(u, first_key, C::kWarpKeys);
-#pragma unroll
-  for (int tile = 0; tile < C::kRowTiles; ++tile) {
-    if (!scale.waits()) scale_scores<typename C::Element>(scores[tile], scale);
-    if (!open) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int row = first_row + tile * kFragmentRows + lane / 4 + 8 * half;
-        const bool live = row < u.live_rows;
-        hide_keys(scores[tile], half, live ? visible_keys(p, u, u.slot_of(row), first_key) : 0);
-      }
-    }
-    float rescale[2];
-    rows.state[tile].add(scores[tile], scale.waits() ? scale.factor : 1.0f, rescale);
-    rescale_out(rows.out[tile], rescale);
-  }
-}
-
 // The tiles of the unit, all threads.
 template <class C>
 __device__ __forceinline__ void attend(const TreeAttentionParams& p, const AttentionUnit& u,
@@ -142,7 +117,8 @@ __device__ __forceinline__ void attend(const TreeAttentionParams& p, const Atten
     if (has_rows) {
       multiply_keys<Element, C::kDim>(scores, tiles.queries, first_row,
                                       tiles.keys + tile % C::kStages * tiles.kTile, key_of_warp);
-      weigh_tile<C>(p, u, scale, first_key, first_row, scores, rows);
+      weigh_tiles<Element>(p, u, scale, first_key, first_row, kFragmentRows, scores, rows.state,
+                           rows.out);
     }
     cp_async_wait<kPending>();
     __syncthreads();
@@ -158,8 +134,8 @@ __device__ __forceinline__ void attend(const TreeAttentionParams& p, const Atten
 
 // The key warps' results become one: each gets its part of the columns, in the first fragments.
 template <class C>
-__device__ void join_key_warps(float* shared, int key_warp, Fragment (&out)[C::kDim / 8],
-                               SoftmaxState& state) {
+__device__ __forceinline__ void join_key_warps(float* shared, int key_warp,
+                                               Fragment (&out)[C::kDim / 8], SoftmaxState& state) {
   constexpr int kTiles = C::kDim / 8 / C::kKeyWarps;
   const int lane = threadIdx.x % 32;
   __syncthreads();  // the tiles are used up
@@ -208,7 +184,8 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
   using Element = typename C::Element;
   constexpr int kTiles = C::kDim / 8 / C::kKeyWarps;  // of a row that a warp writes
   unsigned char* const shared = dynamic_shared();
-  const AttentionUnit u = make_unit(p, C::kRows, C::kTileKeys, space.row_blocks);
+  const AttentionUnit u = make_unit(p, C::kRows, C::kTileKeys, blockIdx.x % space.row_blocks,
+                                    blockIdx.x / space.row_blocks, space.splits);
   if (u.split == 0) write_padding<Element>(p, u);
   if (u.split >= u.splits) return;
 
@@ -219,7 +196,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
   if constexpr (C::kKeyWarps > 1)
     join_key_warps<C>(reinterpret_cast<float*>(shared), key_warp, rows.out[0], rows.state[0]);
 
-  const int64_t task = space.task(p, u);
+  const GlobalParts<C::kRows, C::kDim> parts(p, u, space);
 #pragma unroll
   for (int tile = 0; tile < C::kRowTiles; ++tile) {
     const int row = first_row + tile * kFragmentRows;
@@ -227,14 +204,13 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
     if (u.splits == 1) {
       write_rows<Element, kTiles>(p, u, row, rows.out[tile], key_warp * kTiles, rows.state[tile]);
     } else {
-      write_part<C::kRows, C::kDim, kTiles>(AttentionPart<C::kRows, C::kDim>(space, task, u.split),
-                                            row, rows.out[tile], key_warp * kTiles,
-                                            rows.state[tile]);
+      write_part<kTiles>(parts.of(u.split), row, rows.out[tile], key_warp * kTiles,
+                         rows.state[tile]);
     }
   }
   if (u.splits == 1) return;
-  if (is_last_split(space, task, u.splits, reinterpret_cast<int*>(shared)))
-    combine_parts<Element, C::kRows, C::kDim, C::kThreads>(p, u, space, task);
+  if (is_last_split(parts.ticket, u.splits, reinterpret_cast<int*>(shared)))
+    combine_parts<Element, C::kDim>(p, u, parts, warp, C::kThreads / 32);
 }
 
 }  // namespace specdec

@@ -121,4 +121,42 @@ __device__ __forceinline__ void rescale_out(Fragment (&out)[kTiles], const float
     for (int i = 0; i < 4; ++i) fragment.values[i] *= rescale[i / 2];
 }
 
+// The scores of a warp's 16 rows, from first_row of the block on, and of keys from first_key on
+// become weights. Tiles of the prefix need no mask.
+template <class Element, int kKeyTiles, int kOutTiles>
+__device__ __forceinline__ void weigh(const TreeAttentionParams& p, const AttentionUnit& u,
+                                      const ScoreScale& scale, int first_key, int first_row,
+                                      Fragment (&scores)[kKeyTiles], SoftmaxState& state,
+                                      Fragment (&out)[kOutTiles]) {
+  if (!scale.waits()) scale_scores<Element>(scores, scale);
+  if (!is_open(u, first_key, kKeyTiles * kFragmentKeys)) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = first_row + threadIdx.x % 32 / 4 + 8 * half;
+      const bool live = row < u.live_rows;
+      hide_keys(scores, half, live ? visible_keys(p, u, u.slot_of(row), first_key) : 0);
+      asm volatile("" ::: "memory");  // one row after the other: both at once would cost registers
+    }
+  }
+  float rescale[2];
+  state.add(scores, scale.waits() ? scale.factor : 1.0f, rescale);
+  rescale_out(out, rescale);
+}
+
+// The same for row tiles that lie row_step rows apart. Not a loop: the compiler doesn't unroll it,
+// and fragments with a running index would live in memory instead of registers.
+template <class Element, int kTile = 0, int kRowTiles, int kKeyTiles, int kOutTiles>
+__device__ __forceinline__ void weigh_tiles(const TreeAttentionParams& p, const AttentionUnit& u,
+                                            const ScoreScale& scale, int first_key, int first_row,
+                                            int row_step, Fragment (&scores)[kRowTiles][kKeyTiles],
+                                            SoftmaxState (&states)[kRowTiles],
+                                            Fragment (&out)[kRowTiles][kOutTiles]) {
+  if constexpr (kTile < kRowTiles) {
+    weigh<Element>(p, u, scale, first_key, first_row + kTile * row_step, scores[kTile],
+                   states[kTile], out[kTile]);
+    weigh_tiles<Element, kTile + 1>(p, u, scale, first_key, first_row, row_step, scores, states,
+                                    out);
+  }
+}
+
 }  // namespace specdec

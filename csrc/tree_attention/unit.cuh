@@ -100,14 +100,14 @@ __device__ inline void find_tiles(const TreeAttentionParams& p, int tile_keys, i
   u.tile_end = min(end, origin + (u.split + 1) * size);
 }
 
-// The unit of a block of a grid (row blocks * splits, KV heads, batch).
+// A block of a grid (row blocks * splits, KV heads, batch).
 __device__ inline AttentionUnit make_unit(const TreeAttentionParams& p, int block_rows,
-                                          int tile_keys, int row_blocks) {
+                                          int tile_keys, int row_block, int split, int max_splits) {
   AttentionUnit u;
   u.batch = blockIdx.z;
   u.kv_head = blockIdx.y;
-  u.row_block = blockIdx.x % row_blocks;
-  u.split = blockIdx.x / row_blocks;
+  u.row_block = row_block;
+  u.split = split;
   u.group = static_cast<int>(p.q_heads / p.kv_heads);
   u.first_row = u.row_block * block_rows;
   u.rows = min(block_rows, static_cast<int>(p.window_slots) * u.group - u.first_row);
@@ -117,7 +117,7 @@ __device__ inline AttentionUnit make_unit(const TreeAttentionParams& p, int bloc
   if (u.live_rows == 0) return u;  // the prefix of a finished row may be anything
   u.prefix = at<int32_t>(p.prefix_len, u.batch);
   find_keys(p, u);
-  find_tiles(p, tile_keys, gridDim.x / row_blocks, u);
+  find_tiles(p, tile_keys, max_splits, u);
   return u;
 }
 

@@ -156,8 +156,9 @@ def _cpu(
 
 def _cuda(
     q, k, v, prefix_len, num_nodes, tree_mask=None, depth=None, sinks=None, block_table=None,
-    scale=1.0, window=None, softcap=None, split_size=0,
+    scale=1.0, window=None, softcap=None, split_size=0, hopper=False,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """`hopper` takes the kernel for sm_90a, which has not run on a device yet."""
     batch, size, q_heads, dim = q.shape
     v_dim = v.shape[-1]
     if max(dim, v_dim) > 256:
@@ -168,14 +169,14 @@ def _cuda(
         kv_heads, slots = k.shape[2], block_table.shape[1] * k.shape[1]
     device, stream = native.cuda_launch(q)
     floats, tickets = native.cuda.tree_attention_workspace(
-        q.itemsize, batch, size, q_heads, kv_heads, dim, v_dim, slots, split_size, device
+        q.itemsize, batch, size, q_heads, kv_heads, dim, v_dim, slots, split_size, hopper, device
     )
     out, lse = _fake(q, k, v)
     native.cuda.tree_attention(
         (q, k, v, prefix_len, num_nodes, tree_mask, depth, sinks, block_table),
         out, lse, q.new_empty(floats, dtype=torch.float32),
         q.new_zeros(tickets, dtype=torch.int32),
-        scale, softcap or 0.0, window or 0, split_size, device, stream,
+        scale, softcap or 0.0, window or 0, split_size, hopper, device, stream,
     )  # fmt: skip
     return out, lse
 
