@@ -25,7 +25,8 @@ export PIP_BUILD_CONSTRAINT := $(CURDIR)/$(CONSTRAINTS)
 
 NATIVE_SOURCES := CMakeLists.txt setup.py pyproject.toml \
 	$(wildcard csrc/*/*.h csrc/*/*.cpp csrc/*/*.cu csrc/*/*.cuh python/*.h python/*.cpp)
-CPP_SOURCES := $(wildcard csrc/*/*.h csrc/*/*.cpp csrc/*/*.cu csrc/*/*.cuh python/*.h python/*.cpp)
+CPP_SOURCES := $(wildcard csrc/*/*.h csrc/*/*.cpp csrc/*/*.cu csrc/*/*.cuh python/*.h python/*.cpp) \
+	$(wildcard tests/cuda_emulation/*.* tests/cuda_emulation/emulation/*.*)
 
 .PHONY: demo test test-isa test-gpu-code lint sanitize bench build clean
 

@@ -10,6 +10,21 @@ sys.path.insert(0, str(Path(__file__).parent))
 if native.triton_interprets:
     import triton_interpreter  # noqa: F401
 
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--cuda-schedule",
+        type=int,
+        default=0,
+        help="how emulated CUDA threads take turns: 0 forwards, 1 backwards, from 2 on at random",
+    )
+
+
+def pytest_configure(config):
+    if native.cuda_is_emulated:
+        native.cuda.set_schedule(config.getoption("--cuda-schedule"))
+
+
 # `pytest -k fuzz --hypothesis-profile=nightly` takes an hour or so.
 for name, examples in (("ci", 200), ("nightly", 5000)):
     settings.register_profile(

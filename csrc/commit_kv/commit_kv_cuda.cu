@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "common/device_guard.cuh"
+#include "common/launch.cuh"
 
 namespace specdec {
 namespace {
@@ -100,9 +101,8 @@ int commit_kv_cuda(const CommitKvParams& p, const CudaLaunch& launch) {
   if (blocks > INT32_MAX) return cudaErrorInvalidValue;
   const DeviceGuard guard(launch.device);
   if (guard.error() != cudaSuccess) return guard.error();
-  commit_kv_kernel<<<static_cast<unsigned>(blocks), kThreads, 0,
-                     static_cast<cudaStream_t>(launch.stream)>>>(p);
-  return cudaGetLastError();
+  return specdec::launch(commit_kv_kernel, static_cast<unsigned>(blocks), kThreads, 0,
+                         static_cast<cudaStream_t>(launch.stream), p);
 }
 
 }  // namespace specdec

@@ -11,23 +11,30 @@ namespace {
 constexpr float kNegligible = -29.0f;
 
 // 40 bits, fewer where the sum of a huge vocabulary could overflow.
-inline int mass_bits(int64_t vocab) {
+SPECDEC_INLINE int mass_bits(int64_t vocab) {
   int bits = 0;
   while (bits < 62 && (vocab - 1) >> bits != 0) ++bits;
   return 62 - bits < 40 ? 62 - bits : 40;
 }
 
-inline float power_of_two(int exponent) { return bit_cast<float>(uint32_t(exponent + 127) << 23); }
-
-// Rounds to nearest even: adding 2^52 leaves the integer in the low bits of the double.
-inline int64_t to_mass(float probability, float scale) {
-  return bit_cast<int64_t>(double(probability * scale) + 0x1p52) - 0x4330000000000000;
+SPECDEC_INLINE float power_of_two(int exponent) {
+  return bit_cast<float>(uint32_t(exponent + 127) << 23);
 }
 
-inline float mass_as_float(int64_t mass, int bits) {
+// Rounds to nearest even: adding 2^52 leaves the integer in the low bits of the double.
+SPECDEC_INLINE int64_t to_mass(float probability, float scale) {
+#if defined(SPECDEC_DEVICE)
+  return __float2ll_rn(probability * scale);  // GPUs are slow at doubles
+#else
+  return bit_cast<int64_t>(double(probability * scale) + 0x1p52) - 0x4330000000000000;
+#endif
+}
+
+SPECDEC_INLINE float mass_as_float(int64_t mass, int bits) {
   return float(double(mass) * double(power_of_two(-bits)));
 }
 
+#if !defined(SPECDEC_DEVICE)
 // The to_mass() of kLanes probabilities times their scale, each kExcess too large. Two registers,
 // as compilers keep a vector of kLanes 64-bit integers in memory.
 struct Masses {
@@ -91,6 +98,7 @@ SPECDEC_INLINE int64_t sum_of_masses(int64_t vocab, Weights weights) {
   for (int64_t first = 0; first < vocab; first += kLanes) sum.add(weights(first) * scale);
   return sum.total();
 }
+#endif
 
 }  // namespace
 }  // namespace SPECDEC_ISA

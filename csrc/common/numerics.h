@@ -1,12 +1,15 @@
 // exp, log and log1p that give the same bits everywhere: polynomials of separately rounded multiply
 // and add (the build turns contraction off), written once for one float and for a vector of them.
+// A CUDA file includes common/device.cuh first and has those of one float.
 // specdec_kernels/ops/_numerics.py spells the same operations in PyTorch.
 //
 // Results never depend on the processor's subnormal mode: a result or argument that would be
 // subnormal counts as 0. Coefficients are those of the Cephes library (expf, logf).
 #pragma once
 
+#if !defined(SPECDEC_DEVICE)
 #include "common/vec.h"
+#endif
 
 namespace specdec {
 namespace SPECDEC_ISA {
@@ -20,12 +23,14 @@ struct Lanes<float> {
   using Uint = uint32_t;
   static SPECDEC_INLINE float to_float(int32_t value) { return static_cast<float>(value); }
 };
+#if !defined(SPECDEC_DEVICE)
 template <>
 struct Lanes<F32> {
   using Int = I32;
   using Uint = U32;
   static SPECDEC_INLINE F32 to_float(I32 value) { return __builtin_convertvector(value, F32); }
 };
+#endif
 
 template <class F>
 SPECDEC_INLINE F splat(float value) {

@@ -18,7 +18,7 @@ struct Noise {
   uint32_t position[2];
   uint32_t stream;
 
-  Noise(int64_t seed, int64_t at, uint32_t stream_id)
+  SPECDEC_INLINE Noise(int64_t seed, int64_t at, uint32_t stream_id)
       : key{uint32_t(seed), uint32_t(uint64_t(seed) >> 32)},
         position{uint32_t(at), uint32_t(uint64_t(at) >> 32)},
         stream(stream_id) {}
@@ -35,7 +35,7 @@ template <class U>
 SPECDEC_INLINE void philox(const Noise& noise, U block, U words[4]) {
   uint32_t k0 = noise.key[0], k1 = noise.key[1];
   U c0 = noise.position[0] - U{}, c1 = noise.position[1] - U{}, c2 = noise.stream - U{}, c3 = block;
-#pragma GCC unroll 10
+  SPECDEC_UNROLL(10)
   for (int round = 0; round < 10; ++round) {
     U high0, low0, high1, low1;
     multiply_wide(c0, 0xD2511F53u, high0, low0);
@@ -70,12 +70,13 @@ SPECDEC_INLINE F gumbel(F u) {
   return -log_(-log1p_(-u));
 }
 
-inline float coin(const Noise& noise, uint32_t index) {
+SPECDEC_INLINE float coin(const Noise& noise, uint32_t index) {
   uint32_t words[4];
   philox<uint32_t>(noise, index / 4, words);
   return to_uniform<float>(words[index % 4]);
 }
 
+#if !defined(SPECDEC_DEVICE)
 // The words of 4 kLanes consecutive indices from `first` on, which is a multiple of 4 kLanes.
 SPECDEC_INLINE void consecutive_words(const Noise& noise, int64_t first, U32 words[4]) {
   U32 block;
@@ -90,6 +91,7 @@ SPECDEC_INLINE void consecutive_words(const Noise& noise, int64_t first, U32 wor
   words[2] = interleave_low(even_high, odd_high);
   words[3] = interleave_high(even_high, odd_high);
 }
+#endif
 
 }  // namespace
 }  // namespace SPECDEC_ISA

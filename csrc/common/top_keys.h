@@ -1,7 +1,9 @@
 // Floats as integers of the same order, and the largest of many (value, index) pairs.
 #pragma once
 
+#if !defined(SPECDEC_DEVICE)
 #include "common/vec.h"
+#endif
 
 namespace specdec {
 namespace SPECDEC_ISA {
@@ -22,6 +24,7 @@ SPECDEC_INLINE uint64_t to_key(float value, int64_t index) {
 SPECDEC_INLINE int64_t key_index(uint64_t key) { return uint32_t(~uint32_t(key)); }
 SPECDEC_INLINE float key_value(uint64_t key) { return from_ordered_key(uint32_t(key >> 32)); }
 
+#if !defined(SPECDEC_DEVICE)
 // The best `capacity` of the keys offered, in memory of the caller; a heap, worst key first.
 class TopKeys {
  public:
@@ -72,6 +75,7 @@ class TopKeys {
   int64_t capacity_;
   int64_t size_ = 0;
 };
+#endif
 
 }  // namespace
 }  // namespace SPECDEC_ISA

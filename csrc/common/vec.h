@@ -24,6 +24,8 @@
 #endif
 
 #define SPECDEC_INLINE __attribute__((always_inline)) inline
+#define SPECDEC_PRAGMA(text) _Pragma(#text)
+#define SPECDEC_UNROLL(count) SPECDEC_PRAGMA(GCC unroll count)
 
 namespace specdec {
 namespace SPECDEC_ISA {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "common/cuda_launch.h"
 #include "common/isa.h"
 #include "common/params.h"
 #include "common/status.h"
@@ -35,3 +36,15 @@ struct NgramLookupParams {
 }  // namespace specdec
 
 SPECDEC_CPU_OP(ngram_lookup, NgramLookupParams)
+
+namespace specdec {
+
+// Zeroed 64-bit words of workspace that ngram_lookup_cuda needs.
+int64_t ngram_lookup_workspace(int64_t batch, int64_t max_len, int num_matches);
+
+// Every pointer is device memory. One launch, which reads 4 * lens[b] bytes of every row once,
+// looks back at most max_n tokens from those that equal the last one (they are in the cache), and
+// writes 8 * k + 4 bytes per match.
+int ngram_lookup_cuda(const NgramLookupParams& params, void* workspace, const CudaLaunch& launch);
+
+}  // namespace specdec

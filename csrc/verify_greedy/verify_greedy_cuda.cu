@@ -5,6 +5,7 @@
 
 #include "common/device_guard.cuh"
 #include "common/element.cuh"
+#include "common/launch.cuh"
 
 namespace specdec {
 namespace {
@@ -131,8 +132,8 @@ __device__ void walk(const VerifyGreedyParams& p, const Workspace& space, int64_
 // Merges what the threads of this block found; true in the block that was the last of its row.
 __device__ bool publish(const Extreme& extreme, const Workspace& space, int64_t b, int64_t node,
                         int64_t blocks_of_row) {
-  __shared__ Key keys[kThreads / 32];
-  __shared__ bool is_last;
+  SPECDEC_SHARED(Key[kThreads / 32], keys);
+  SPECDEC_SHARED(bool, is_last);
   const Key key = largest_of_warp(to_key(extreme));
   if (threadIdx.x % 32 == 0) keys[threadIdx.x / 32] = key;
   const bool has_nan = __syncthreads_or(extreme.has_nan);
@@ -177,8 +178,8 @@ cudaError_t launch_kernel(const VerifyGreedyParams& p, const Workspace& space,
   const int64_t slices = wanted < useful ? wanted : useful;
   if (nodes * slices > INT32_MAX) return cudaErrorInvalidValue;
   const unsigned blocks = static_cast<unsigned>(nodes * slices);
-  verify_greedy_kernel<T><<<blocks, kThreads, 0, stream>>>(p, space, static_cast<uint32_t>(slices));
-  return cudaGetLastError();
+  return launch(verify_greedy_kernel<T>, blocks, kThreads, 0, stream, p, space,
+                static_cast<uint32_t>(slices));
 }
 
 }  // namespace

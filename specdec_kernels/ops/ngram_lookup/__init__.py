@@ -43,7 +43,7 @@ def ngram_lookup(
         k: drafted tokens per match, at least 1.
         num_matches: m, 1 to 64.
         latest: which of equally long matches is better.
-        backend: reference or cpu; None picks.
+        backend: reference, cpu or cuda; None picks.
 
     Returns:
         draft_token_ids: int64 [B, m, k], best match first, -1 where there is none.
@@ -99,6 +99,19 @@ def _cpu(tokens, lens, min_n, max_n, k, num_matches=1, latest=True):
     )
 
 
+def _cuda(tokens, lens, min_n, max_n, k, num_matches=1, latest=True):
+    if tokens.stride(-1) != 1:
+        tokens = tokens.contiguous()
+    drafts, num = _fake(tokens, lens, min_n, max_n, k, num_matches)
+    words = native.cuda.ngram_lookup_workspace(*tokens.shape, num_matches)
+    workspace = lens.new_zeros(words, dtype=torch.int64)
+    native.cuda.ngram_lookup(
+        tokens, lens.contiguous(), min_n, max_n, k, num_matches, latest,
+        drafts, num, workspace, *native.cuda_launch(tokens),
+    )  # fmt: skip
+    return drafts, num
+
+
 def _fake(tokens, lens, min_n, max_n, k, num_matches=1, latest=True):
     batch = tokens.shape[0]
     draft_token_ids = tokens.new_empty((batch, num_matches, k), dtype=torch.int64)
@@ -109,6 +122,6 @@ _op = register(
     "ngram_lookup",
     "(Tensor tokens, Tensor lens, int min_n, int max_n, int k, int num_matches=1, "
     "bool latest=True, *, str backend='') -> (Tensor, Tensor)",
-    {"cpu": _cpu, "reference": reference.ngram_lookup},
+    {"cpu": _cpu, "reference": reference.ngram_lookup, "cuda": _cuda},
     _fake,
 )

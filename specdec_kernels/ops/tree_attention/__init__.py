@@ -154,6 +154,33 @@ def _cpu(
     )  # fmt: skip
 
 
+def _cuda(
+    q, k, v, prefix_len, num_nodes, tree_mask=None, depth=None, sinks=None, block_table=None,
+    scale=1.0, window=None, softcap=None, split_size=0, hopper=False,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """`hopper` takes the kernel for sm_90a, which has not run on a device yet."""
+    batch, size, q_heads, dim = q.shape
+    v_dim = v.shape[-1]
+    if max(dim, v_dim) > 256:
+        raise ValueError(f"{_NAME}: expected D and Dv of at most 256, got {dim} and {v_dim}")
+    if block_table is None:
+        kv_heads, slots = k.shape[1:3]
+    else:
+        kv_heads, slots = k.shape[2], block_table.shape[1] * k.shape[1]
+    device, stream = native.cuda_launch(q)
+    floats, tickets = native.cuda.tree_attention_workspace(
+        q.itemsize, batch, size, q_heads, kv_heads, dim, v_dim, slots, split_size, hopper, device
+    )
+    out, lse = _fake(q, k, v)
+    native.cuda.tree_attention(
+        (q, k, v, prefix_len, num_nodes, tree_mask, depth, sinks, block_table),
+        out, lse, q.new_empty(floats, dtype=torch.float32),
+        q.new_zeros(tickets, dtype=torch.int32),
+        scale, softcap or 0.0, window or 0, split_size, hopper, device, stream,
+    )  # fmt: skip
+    return out, lse
+
+
 def _reference(
     q, k, v, prefix_len, num_nodes, tree_mask=None, depth=None, sinks=None, block_table=None,
     scale=1.0, window=None, softcap=None, split_size=0,
@@ -176,6 +203,6 @@ _op = register(
     "Tensor? depth=None, Tensor? sinks=None, Tensor? block_table=None, float scale=1.0, "
     "int? window=None, float? softcap=None, int split_size=0, *, str backend='') "
     "-> (Tensor, Tensor)",
-    {"cpu": _cpu, "reference": _reference},
+    {"cpu": _cpu, "reference": _reference, "cuda": _cuda},
     _fake,
 )

@@ -1,0 +1,8 @@
+#include "tree_attention/mma_launch.cuh"
+
+namespace specdec {
+
+template cudaError_t launch_mma<float>(const TreeAttentionParams&, const TreeAttentionPlan&,
+                                       const AttentionWorkspace&, cudaStream_t);
+
+}  // namespace specdec

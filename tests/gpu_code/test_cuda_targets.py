@@ -1,0 +1,61 @@
+"""What nvcc makes of every kernel for every architecture we ship: no spills, and not too much."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NVCC = shutil.which("nvcc")
+# The module has a share of the wheel's 20 MB for every kernel.
+LARGEST_MODULE = 20 << 20
+# From sm_80 on; tests/test_packaging.py sees to the wheel itself.
+TARGETS = re.search(
+    r"CMAKE_CUDA_ARCHITECTURES ([^)]*)\)", (ROOT / "CMakeLists.txt").read_text()
+).group(1)  # type: ignore[union-attr]
+KERNELS = sorted(path.name for path in ROOT.glob("csrc/*/*_cuda.cu"))
+
+pytestmark = pytest.mark.skipif(NVCC is None, reason="needs nvcc")
+
+
+def architectures() -> list[str]:
+    """As nvcc's options; a bare number in CMake's list asks for PTX too."""
+    options = []
+    for target in TARGETS.split():
+        name, real = target.removesuffix("-real"), target.endswith("-real")
+        code = f"sm_{name}" if real else f"[sm_{name},compute_{name}]"
+        options.append(f"-gencode=arch=compute_{name},code={code}")
+    return options
+
+
+@pytest.fixture(scope="module")
+def sizes() -> dict[str, int]:
+    return {}
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_compiles_without_spills(kernel, sizes, tmp_path):
+    source = next(ROOT.glob(f"csrc/*/{kernel}"))
+    target = tmp_path / "kernel.o"
+    flags = ["-std=c++17", "-O3", "--fmad=false", "-Xptxas", "-v", "-Xcompiler", "-fPIC"]
+    command = [str(NVCC), *flags, *architectures(), f"-I{ROOT / 'csrc'}", "-c", str(source)]
+    result = subprocess.run([*command, "-o", str(target)], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    report = result.stdout + result.stderr
+    assert "warning" not in report
+    entries = re.findall(
+        r"entry function '(\w+)' for '(\w+)'.*?(\d+) bytes spill stores, (\d+) bytes spill loads",
+        report,
+        re.DOTALL,
+    )
+    compiled_for = {architecture for _, architecture, _, _ in entries}
+    assert len(compiled_for) >= len(TARGETS.split()), report
+    spills = [entry for entry in entries if entry[2:] != ("0", "0")]
+    assert not spills
+    sizes[kernel] = target.stat().st_size
+
+
+def test_module_stays_small(sizes):
+    assert sum(sizes.values()) < LARGEST_MODULE
