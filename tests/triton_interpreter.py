@@ -73,3 +73,18 @@ InterpreterBuilder.unary_op = repaired_unary_op
 InterpreterBuilder.cast_impl = repaired_cast
 InterpreterBuilder.create_fp_to_fp = repaired_fp_to_fp
 InterpreterBuilder.create_dot = repaired_dot
+
+
+# A jit function that a kernel calls finds the language patched already; looking again for what to
+# patch takes longer than the call.
+patch_lang = interpreter._patch_lang
+
+
+def patch_lang_once(function):
+    modules = [m for m in function.__globals__.values() if m is tl or m is tl.core]
+    if any(tl.core.is_builtin(m.arange) for m in modules):
+        return patch_lang(function)
+    return interpreter._LangPatchScope()
+
+
+interpreter._patch_lang = patch_lang_once

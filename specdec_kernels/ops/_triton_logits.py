@@ -76,7 +76,9 @@ class Edits(NamedTuple):
         if counts is not None:
             counts, sums[1] = counts.gather(1, order), torch.empty_like(counts)
         grid = (triton.cdiv(ids.numel(), 256),)
-        launch(_merge_equal_kernel, grid, ids, ids, bias, counts, *sums, ids.numel(), size, BLOCK=256)
+        launch(
+            _merge_equal_kernel, grid, ids, ids, bias, counts, *sums, ids.numel(), size, BLOCK=256
+        )
         return Edits(ids, *sums, size, *others)
 
 
@@ -210,11 +212,7 @@ def edited(logits, edits, window, b, slot, offs, x, BLOCK: tl.constexpr):
     count = tl.full([BLOCK], -1, tl.int32)
     if edits.ids is not None:
         x, count = _listed(edits, b, offs, x, count, BLOCK)
-    if (
-        edits.repetition is not None
-        or edits.frequency is not None
-        or edits.presence is not None
-    ):
+    if edits.repetition is not None or edits.frequency is not None or edits.presence is not None:
         if window.parents is not None:
             count = _drafted(window, logits.width, b, slot, offs, count)
         x = _penalised(edits, b, x, count)
