@@ -30,13 +30,12 @@ def draw(batch: Batch, seed: Tensor, position: Tensor, stream: int) -> Tensor:
         position.contiguous(),
         keys,
         STREAM=stream,
-        BLOCK=BLOCK,
     )
     return keys
 
 
 @triton.jit
-def better(scores, seed, position, stream, offs, first, best, best_token, BLOCK: tl.constexpr):
+def better(scores, seed, position, stream, offs, first, best, best_token):
     """The best of tokens offs, BLOCK consecutive ones from `first` on, and of what was best before
     them. Logarithms are only taken where some token could be better."""
     u = uniforms(seed, position, stream, first, BLOCK)
@@ -51,9 +50,7 @@ def better(scores, seed, position, stream, offs, first, best, best_token, BLOCK:
 
 
 @triton.jit
-def _draw_kernel(
-    batch, seed_ptr, position_ptr, keys_ptr, STREAM: tl.constexpr, BLOCK: tl.constexpr
-):
+def _draw_kernel(batch, seed_ptr, position_ptr, keys_ptr, STREAM: tl.constexpr):
     logits = batch.logits
     row, piece, b, slot = row_of_program(batch.cuts.count, logits.width)
     if slot >= nodes_of(batch.window, logits.width, b):
@@ -70,11 +67,9 @@ def _draw_kernel(
     best = tl.zeros_like(largest) + float("-inf")
     token = tl.zeros_like(slot)
     for tile in range(begin, end):
-        bound = largest_of_tile(batch, row, tile, temperature, largest, BLOCK)
+        bound = largest_of_tile(batch, row, tile, temperature, largest)
         if (bound >= threshold) & (bound + LARGEST_GUMBEL > best):
-            offs, values = values_of_tile(batch, b, slot, tile, temperature, largest, BLOCK)
+            offs, values = values_of_tile(batch, b, slot, tile, temperature, largest)
             scores = tl.where(values >= threshold, values, float("-inf"))
-            best, token = better(
-                scores, seed, position, STREAM, offs, tile * BLOCK, best, token, BLOCK
-            )
+            best, token = better(scores, seed, position, STREAM, offs, tile * BLOCK, best, token)
     tl.store(keys_ptr + row.to(tl.int64) * batch.cuts.count + piece, pair_key(best, token))

@@ -25,6 +25,8 @@ NAN = tl.constexpr(STATUS_NAN)
 EMPTY = tl.constexpr(STATUS_EMPTY)
 # Enough programs for any GPU: more make the reduction longer than the pass.
 _PROGRAMS = 1024
+# One lane each in the programs that merge them.
+MOST_PIECES = tl.constexpr(128)
 
 
 class Cuts(NamedTuple):
@@ -39,13 +41,8 @@ class Cuts(NamedTuple):
     @staticmethod
     def of(logits: Logits) -> Cuts:
         wanted = triton.cdiv(_PROGRAMS, max(logits.rows, 1))
-        tiles = triton.cdiv(logits.tiles, min(wanted, logits.tiles))
+        tiles = triton.cdiv(logits.tiles, min(wanted, logits.tiles, MOST_PIECES.value))
         return Cuts(triton.cdiv(logits.tiles, tiles), tiles)
-
-    @property
-    def lanes(self) -> int:
-        """Power of two that holds one value per piece."""
-        return triton.next_power_of_2(self.count)
 
 
 class Extremes(NamedTuple):
@@ -68,7 +65,7 @@ def find_extremes(
         like.new_empty((logits.rows, logits.tiles), dtype=torch.float32) if keeps_maxima else None,
     )
     grid = (logits.rows * cuts.count,)
-    launch(_extremes_kernel, grid, like, logits, edits, window, cuts, result, BLOCK=BLOCK)
+    launch(_extremes_kernel, grid, like, logits, edits, window, cuts, result, num_warps=4)
     return result
 
 
@@ -81,7 +78,7 @@ def row_of_program(pieces, width):
 
 
 @triton.jit
-def _extremes_kernel(logits, edits, window, cuts, extremes, BLOCK: tl.constexpr):
+def _extremes_kernel(logits, edits, window, cuts, extremes):
     row, piece, b, slot = row_of_program(cuts.count, logits.width)
     if slot >= nodes_of(window, logits.width, b):
         return
@@ -91,7 +88,7 @@ def _extremes_kernel(logits, edits, window, cuts, extremes, BLOCK: tl.constexpr)
     best_tile = tl.zeros([BLOCK], tl.int32) + begin
     nan = tl.zeros([BLOCK], tl.int1)
     for tile in range(begin, tl.minimum(begin + cuts.tiles, tiles)):
-        _, x = load_tile(logits, edits, window, b, slot, tile, BLOCK)
+        _, x = load_tile(logits, edits, window, b, slot, tile)
         is_nan = x != x
         nan |= is_nan
         x = tl.where(is_nan, float("-inf"), x)
@@ -107,36 +104,34 @@ def _extremes_kernel(logits, edits, window, cuts, extremes, BLOCK: tl.constexpr)
 
 
 @triton.jit
-def best_key(keys_ptr, row, cuts, LANES: tl.constexpr):
-    lane = tl.arange(0, LANES)
+def best_key(keys_ptr, row, cuts):
+    lane = tl.arange(0, MOST_PIECES)
     at = row.to(tl.int64) * cuts.count + lane
     return tl.max(tl.load(keys_ptr + at, mask=lane < cuts.count, other=-(2**63)), 0)
 
 
 @triton.jit
-def _largest_finite(logits, edits, window, b, slot, BLOCK: tl.constexpr):
+def _largest_finite(logits, edits, window, b, slot):
     """The lowest id of the largest finite logit, or 0."""
     best = pair_key(tl.full([BLOCK], float("-inf"), tl.float32), tl.zeros([BLOCK], tl.int32))
     for tile in range(tl.cdiv(logits.vocab, BLOCK)):
-        offs, x = load_tile(logits, edits, window, b, slot, tile, BLOCK)
+        offs, x = load_tile(logits, edits, window, b, slot, tile)
         key = pair_key(x, offs)
         best = tl.where(tl.abs(x) < float("inf"), tl.maximum(best, key), best)
     return pair_index(tl.max(best, 0))
 
 
 @triton.jit
-def greedy_token(
-    logits, edits, window, cuts, extremes, row, b, slot, BLOCK: tl.constexpr, LANES: tl.constexpr
-):
+def greedy_token(logits, edits, window, cuts, extremes, row, b, slot):
     """Token at temperature 0, status and the largest logit. The row is read again only when it
     holds both NaN and infinity."""
-    key = best_key(extremes.keys, row, cuts, LANES)
+    key = best_key(extremes.keys, row, cuts)
     largest = pair_value(key)
     token = pair_index(key)
-    lane = tl.arange(0, LANES)
+    lane = tl.arange(0, MOST_PIECES)
     at = row.to(tl.int64) * cuts.count + lane
     has_nan = tl.max(tl.load(extremes.nan + at, mask=lane < cuts.count, other=0), 0) > 0
     if has_nan & (largest == float("inf")):
-        token = _largest_finite(logits, edits, window, b, slot, BLOCK)
+        token = _largest_finite(logits, edits, window, b, slot)
     status = tl.where(has_nan, NAN, tl.where(largest == float("-inf"), EMPTY, 0))
     return token, status, largest

@@ -35,7 +35,9 @@ from specdec_kernels.ops._triton_logits import (
     nodes_of,
 )
 from specdec_kernels.ops._triton_numerics import (
+    LARGEST_VOCABULARY,
     LOWEST_FLOAT,
+    NEGLIGIBLE,
     exp,
     from_ordered_key,
     log,
@@ -44,7 +46,7 @@ from specdec_kernels.ops._triton_numerics import (
     to_mass,
 )
 
-_BINS = 2048
+BINS = tl.constexpr(2048)
 
 
 class Filters(NamedTuple):
@@ -79,16 +81,14 @@ class Batch(NamedTuple):
     rows: Rows
 
 
-def mass_scale(vocab: int) -> float:
-    """2 to the fixed-point bits of a mass: 40, fewer where the sum of a huge vocabulary could
-    overflow."""
-    return 2.0 ** min(40, 62 - (vocab - 1).bit_length())
-
-
 def prepare(logits: Tensor, edits: Edits, window: Window, filters: Filters) -> Batch:
     """Three launches. Every row is read once, rows with top_k or top_p once more, and then only
     tiles that reach the bin of a threshold; two histograms of 16 KiB per row are the scratch."""
     rows = Logits.of(logits)
+    if rows.vocab > LARGEST_VOCABULARY:
+        raise ValueError(
+            f"expected a vocabulary of at most {LARGEST_VOCABULARY} tokens, got {rows.vocab}"
+        )
     cuts = Cuts.of(rows)
     extremes = find_extremes(rows, edits, window, cuts, keeps_maxima=True)
     result = Rows(
@@ -99,11 +99,10 @@ def prepare(logits: Tensor, edits: Edits, window: Window, filters: Filters) -> B
     )
     batch = Batch(rows, edits, window, filters, cuts, extremes, result)
     bins = None
-    constants = dict(BLOCK=BLOCK, LANES=cuts.lanes, SCALE=mass_scale(rows.vocab), BINS=_BINS)
     if filters.top_k is not None:
-        bins = logits.new_zeros((rows.rows, 2, _BINS), dtype=torch.int64)
-        launch(_weigh_kernel, (rows.rows * cuts.count,), logits, batch, bins, **constants)
-    launch(_threshold_kernel, (rows.rows,), logits, batch, bins, **constants, num_warps=16)
+        bins = logits.new_zeros((rows.rows, 2, BINS.value), dtype=torch.int64)
+        launch(_weigh_kernel, (rows.rows * cuts.count,), logits, batch, bins)
+    launch(_threshold_kernel, (rows.rows,), logits, batch, bins, num_warps=16)
     return batch
 
 
@@ -111,13 +110,13 @@ def prepare(logits: Tensor, edits: Edits, window: Window, filters: Filters) -> B
 
 
 @triton.jit
-def values_of_tile(batch, b, slot, tile, temperature, largest, BLOCK: tl.constexpr):
-    offs, x = load_tile(batch.logits, batch.edits, batch.window, b, slot, tile, BLOCK)
+def values_of_tile(batch, b, slot, tile, temperature, largest):
+    offs, x = load_tile(batch.logits, batch.edits, batch.window, b, slot, tile)
     return offs, centre(x, temperature, largest)
 
 
 @triton.jit
-def largest_of_tile(batch, row, tile, temperature, largest, BLOCK: tl.constexpr):
+def largest_of_tile(batch, row, tile, temperature, largest):
     """The largest value of a tile, without reading it."""
     tiles = tl.cdiv(batch.logits.vocab, BLOCK)
     return centre(
@@ -139,10 +138,6 @@ def _bin_of(values):
 def _weigh_kernel(
     batch,
     bins_ptr,
-    BLOCK: tl.constexpr,
-    LANES: tl.constexpr,
-    SCALE: tl.constexpr,
-    BINS: tl.constexpr,
 ):
     """Counts of the values by bin for top_k, masses for top_p."""
     logits = batch.logits
@@ -153,7 +148,7 @@ def _weigh_kernel(
     top_k = tl.load(batch.filters.top_k + b)
     counts = (top_k > 0) & (top_k < logits.vocab)
     weighs = tl.load(batch.filters.top_p + b) < 1.0
-    raw = pair_value(best_key(batch.extremes.keys, row, batch.cuts, LANES))
+    raw = pair_value(best_key(batch.extremes.keys, row, batch.cuts))
     if (temperature > 0.0) & (counts | weighs):
         divisor = tl.minimum(temperature, 3.4028234663852886e38)
         largest = tl.div_rn(raw, divisor)
@@ -162,14 +157,14 @@ def _weigh_kernel(
             begin = piece * batch.cuts.tiles
             end = tl.minimum(begin + batch.cuts.tiles, tl.cdiv(logits.vocab, BLOCK))
             for tile in range(begin, end):
-                _, values = values_of_tile(batch, b, slot, tile, temperature, largest, BLOCK)
+                _, values = values_of_tile(batch, b, slot, tile, temperature, largest)
                 at = _bin_of(values)
                 kept = values >= LOWEST_FLOAT
                 if counts:
                     ones = tl.full([BLOCK], 1, tl.int64)
                     tl.atomic_add(bins + at, ones, mask=kept, sem="relaxed")
                 if weighs:
-                    mass = to_mass(exp(values), SCALE)
+                    mass = to_mass(exp(values))
                     heavy = kept & (mass > 0)
                     tl.atomic_add(bins + BINS + at, mass, mask=heavy, sem="relaxed")
 
@@ -178,7 +173,7 @@ def _weigh_kernel(
 
 
 @triton.jit
-def _crossing(weights, above, target, BINS: tl.constexpr):
+def _crossing(weights, above, target):
     """The last bin in use whose weight above is below target, but at least the first one in use;
     and the weight above it."""
     bin = tl.arange(0, BINS)
@@ -194,7 +189,7 @@ def _crossing(weights, above, target, BINS: tl.constexpr):
 @triton.jit
 def _refine(
     batch, scratch, row, b, slot, temperature, largest, floor, bin, above, target,
-    MASS: tl.constexpr, BLOCK: tl.constexpr, SCALE: tl.constexpr, BINS: tl.constexpr,
+    MASS: tl.constexpr,
 ):  # fmt: skip
     """The threshold inside a bin, and the weight of the values above it. What is below `floor`
     does not count. Three digits of the distance from the bin's largest key."""
@@ -210,20 +205,20 @@ def _refine(
         tl.store(scratch + at, tl.zeros([BINS], tl.int64))
         tl.debug_barrier()
         for tile in range(tiles):
-            if largest_of_tile(batch, row, tile, temperature, largest, BLOCK) >= lower:
-                _, values = values_of_tile(batch, b, slot, tile, temperature, largest, BLOCK)
+            if largest_of_tile(batch, row, tile, temperature, largest) >= lower:
+                _, values = values_of_tile(batch, b, slot, tile, temperature, largest)
                 counted = (values >= floor) & (_bin_of(values) == bin) & (values <= upper)
                 distance = top - ordered_key(values).to(tl.int64)
                 counted &= (distance >> (shift + 11)) == prefix
                 digit = ((distance >> shift) & 2047).to(tl.int32)
                 weight = tl.full([BLOCK], 1, tl.int64)
                 if MASS:
-                    weight = to_mass(exp(values), SCALE)
+                    weight = to_mass(exp(values))
                     counted &= weight > 0
                 tl.atomic_add(scratch + digit, weight, mask=counted, sem="relaxed")
         tl.debug_barrier()
         weights = tl.load(scratch + at, volatile=True)
-        digit, above = _crossing(weights, above, target, BINS)
+        digit, above = _crossing(weights, above, target)
         tl.debug_barrier()
         prefix = (prefix << 11) | digit
         shift -= 11
@@ -233,29 +228,28 @@ def _refine(
 @triton.jit
 def mass_of_tiles(
     batch, row, b, slot, begin, end, temperature, largest, threshold,
-    BLOCK: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
     """The mass of the kept values of some tiles; those that keep nothing are not read."""
     sums = tl.zeros([BLOCK], tl.int64)
+    floor = tl.maximum(threshold, NEGLIGIBLE)
     for tile in range(begin, end):
-        if largest_of_tile(batch, row, tile, temperature, largest, BLOCK) >= threshold:
-            _, values = values_of_tile(batch, b, slot, tile, temperature, largest, BLOCK)
-            sums += tl.where(values >= threshold, to_mass(exp(values), SCALE), 0)
+        if largest_of_tile(batch, row, tile, temperature, largest) >= floor:
+            _, values = values_of_tile(batch, b, slot, tile, temperature, largest)
+            sums += tl.where(values >= threshold, to_mass(exp(values)), 0)
     return tl.sum(sums, 0)
 
 
 @triton.jit
 def _top_k(
     batch, bins, row, b, slot, temperature, largest, top_k,
-    BLOCK: tl.constexpr, SCALE: tl.constexpr, BINS: tl.constexpr,
 ):  # fmt: skip
     """The threshold of top_k, and the bin that it lies in."""
     counts = tl.load(bins + tl.arange(0, BINS))
     target = top_k.to(tl.float64)
-    bin, above = _crossing(counts, tl.zeros_like(top_k).to(tl.int64), target, BINS)
+    bin, above = _crossing(counts, tl.zeros_like(top_k).to(tl.int64), target)
     threshold, _ = _refine(
         batch, bins, row, b, slot, temperature, largest, LOWEST_FLOAT, bin, above, target,
-        False, BLOCK, SCALE, BINS,
+        False,
     )  # fmt: skip
     return threshold, bin
 
@@ -263,23 +257,20 @@ def _top_k(
 @triton.jit
 def _top_p(
     batch, bins, row, b, slot, temperature, largest, top_p, threshold, last_bin,
-    BLOCK: tl.constexpr, SCALE: tl.constexpr, BINS: tl.constexpr,
 ):  # fmt: skip
     """The threshold of top_p among the values from `threshold`, in bin last_bin, on."""
     at = tl.arange(0, BINS)
     masses = tl.load(bins + BINS + at)
     if last_bin < BINS:  # part of the last bin is out already
         tiles = tl.cdiv(batch.logits.vocab, BLOCK)
-        kept = mass_of_tiles(
-            batch, row, b, slot, 0, tiles, temperature, largest, threshold, BLOCK, SCALE
-        )
+        kept = mass_of_tiles(batch, row, b, slot, 0, tiles, temperature, largest, threshold)
         before = tl.sum(tl.where(at < last_bin, masses, 0), 0)
         masses = tl.where(at < last_bin, masses, tl.where(at == last_bin, kept - before, 0))
     target = top_p.to(tl.float64) * tl.sum(masses, 0).to(tl.float64)
-    bin, above = _crossing(masses, tl.zeros_like(last_bin).to(tl.int64), target, BINS)
+    bin, above = _crossing(masses, tl.zeros_like(last_bin).to(tl.int64), target)
     result, _ = _refine(
         batch, bins, row, b, slot, temperature, largest, threshold, bin, above, target,
-        True, BLOCK, SCALE, BINS,
+        True,
     )  # fmt: skip
     return result
 
@@ -287,21 +278,17 @@ def _top_p(
 @triton.jit
 def _threshold_of(
     batch, bins, row, b, slot, temperature, largest,
-    BLOCK: tl.constexpr, SCALE: tl.constexpr, BINS: tl.constexpr,
 ):  # fmt: skip
     """top_k, then top_p, then min_p; ties at a threshold are kept, and the largest always is."""
     threshold = tl.zeros_like(largest) + LOWEST_FLOAT
     top_k = tl.load(batch.filters.top_k + b)
     last_bin = tl.zeros_like(top_k) + BINS
     if (top_k > 0) & (top_k < batch.logits.vocab):
-        threshold, last_bin = _top_k(
-            batch, bins, row, b, slot, temperature, largest, top_k, BLOCK, SCALE, BINS
-        )
+        threshold, last_bin = _top_k(batch, bins, row, b, slot, temperature, largest, top_k)
     top_p = tl.load(batch.filters.top_p + b)
     if top_p < 1.0:
         threshold = _top_p(
             batch, bins, row, b, slot, temperature, largest, top_p, threshold, last_bin,
-            BLOCK, SCALE, BINS,
         )  # fmt: skip
     min_p = tl.load(batch.filters.min_p + b)
     if min_p > 0.0:
@@ -313,17 +300,13 @@ def _threshold_of(
 def _threshold_kernel(
     batch,
     bins_ptr,
-    BLOCK: tl.constexpr,
-    LANES: tl.constexpr,
-    SCALE: tl.constexpr,
-    BINS: tl.constexpr,
 ):
     logits = batch.logits
     row, _, b, slot = row_of_program(1, logits.width)
     if slot >= nodes_of(batch.window, logits.width, b):
         return
     token, status, raw = greedy_token(
-        logits, batch.edits, batch.window, batch.cuts, batch.extremes, row, b, slot, BLOCK, LANES
+        logits, batch.edits, batch.window, batch.cuts, batch.extremes, row, b, slot
     )
     temperature = tl.load(batch.filters.temperature + b)
     largest = raw
@@ -336,9 +319,7 @@ def _threshold_kernel(
             token = tl.zeros_like(token) - 1
             if batch.filters.top_k is not None:
                 bins = bins_ptr + row.to(tl.int64) * 2 * BINS
-                threshold = _threshold_of(
-                    batch, bins, row, b, slot, temperature, largest, BLOCK, SCALE, BINS
-                )
+                threshold = _threshold_of(batch, bins, row, b, slot, temperature, largest)
     tl.store(batch.rows.tokens + row, token)
     tl.store(batch.rows.status + row, status)
     tl.store(batch.rows.largest + row, largest)

@@ -17,7 +17,7 @@ from specdec_kernels.ops._triton_numerics import LARGEST_FLOAT
 from specdec_kernels.tree import LogitEdits
 
 # Tokens of a row that a program handles at once.
-BLOCK = 2048
+BLOCK = tl.constexpr(2048)
 
 
 class Logits(NamedTuple):
@@ -39,7 +39,7 @@ class Logits(NamedTuple):
 
     @property
     def tiles(self) -> int:
-        return triton.cdiv(self.vocab, BLOCK)
+        return triton.cdiv(self.vocab, BLOCK.value)
 
 
 class Window(NamedTuple):
@@ -154,15 +154,15 @@ def _first_at_least(ids_ptr, size, id):
 
 
 @triton.jit
-def _listed(edits, b, offs, x, count, BLOCK: tl.constexpr):
+def _listed(edits, b, offs, x, count, SIZE: tl.constexpr):
     """Adds the bias of the row's list, and finds its counts."""
     ids_ptr = edits.ids + b * edits.size
     first = tl.min(offs, 0)
     begin = _first_at_least(ids_ptr, edits.size, first)
-    end = _first_at_least(ids_ptr, edits.size, first + BLOCK)
+    end = _first_at_least(ids_ptr, edits.size, first + SIZE)
     if begin < end:
-        low = tl.zeros([BLOCK], tl.int32) + begin
-        high = tl.zeros([BLOCK], tl.int32) + end
+        low = tl.zeros([SIZE], tl.int32) + begin
+        high = tl.zeros([SIZE], tl.int32) + end
         span = end - begin
         while span > 0:
             searches = low < high
@@ -207,11 +207,11 @@ def _penalised(edits, b, x, count):
 
 
 @triton.jit
-def edited(logits, edits, window, b, slot, offs, x, BLOCK: tl.constexpr):
-    """Bias, penalties and mask on the logits x of tokens offs, BLOCK consecutive ones."""
-    count = tl.full([BLOCK], -1, tl.int32)
+def edited(logits, edits, window, b, slot, offs, x, SIZE: tl.constexpr):
+    """Bias, penalties and mask on the logits x of tokens offs, SIZE consecutive ones."""
+    count = tl.full([SIZE], -1, tl.int32)
     if edits.ids is not None:
-        x, count = _listed(edits, b, offs, x, count, BLOCK)
+        x, count = _listed(edits, b, offs, x, count, SIZE)
     if edits.repetition is not None or edits.frequency is not None or edits.presence is not None:
         if window.parents is not None:
             count = _drafted(window, logits.width, b, slot, offs, count)
@@ -225,7 +225,7 @@ def edited(logits, edits, window, b, slot, offs, x, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def load_tile(logits, edits, window, b, slot, tile, BLOCK: tl.constexpr):
+def load_tile(logits, edits, window, b, slot, tile):
     """Tokens and fp32 logits of a tile; -infinity beyond the end. b is int64."""
     offs = tile * BLOCK + tl.arange(0, BLOCK)
     row = logits.data + b * logits.stride_b + slot * logits.stride_t

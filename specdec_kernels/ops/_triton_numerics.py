@@ -7,6 +7,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+# Fixed-point masses have 40 bits, with which the sum over this many tokens cannot overflow.
+SCALE = tl.constexpr(2.0**40)
+LARGEST_VOCABULARY = 1 << 22
 # Weights below exp of this have the mass 0 in every vocabulary.
 NEGLIGIBLE = tl.constexpr(-29.0)
 LOWEST_FLOAT = tl.constexpr(-3.4028234663852886e38)
@@ -99,7 +102,7 @@ def pair_index(key):
 
 
 @triton.jit
-def to_mass(weight, SCALE: tl.constexpr):
+def to_mass(weight):
     """weight times SCALE as int64, rounded to nearest even."""
     scaled = weight * SCALE
     small = (scaled + 8388608.0) - 8388608.0  # from 2^23 on every float is an integer
@@ -107,5 +110,5 @@ def to_mass(weight, SCALE: tl.constexpr):
 
 
 @triton.jit
-def mass_as_float(mass, SCALE: tl.constexpr):
+def mass_as_float(mass):
     return (mass.to(tl.float64) * (1.0 / SCALE)).to(tl.float32)

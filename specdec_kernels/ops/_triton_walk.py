@@ -34,11 +34,10 @@ def append(acceptance, width, b, length, slot, token):
 
 
 @triton.jit
-def finish(acceptance, width, b, length, status, WIDTH: tl.constexpr):
+def finish_row(acceptance, width, b, length, WIDTH: tl.constexpr):
     """Pads a row of `length` emitted tokens."""
     at = tl.arange(0, WIDTH)
     rest = (at >= length) & (at < width)
     tl.store(acceptance.path + b * width + at, -1, mask=rest)
     tl.store(acceptance.output_token_ids + b * width + at, -1, mask=rest)
     tl.store(acceptance.num_accepted + b, tl.maximum(length - 1, 0))
-    tl.store(acceptance.status + b, status)

@@ -28,14 +28,14 @@ def sample(logits: Tensor, *args: Any) -> Tensor:
     keys = draw(batch, sampling.seed, sampling.position, stream)
     tokens = logits.new_empty(logits.shape[0], dtype=torch.int64)
     grid = (logits.shape[0],)
-    launch(_tokens_kernel, grid, logits, batch, keys, tokens, LANES=batch.cuts.lanes, num_warps=1)
+    launch(_tokens_kernel, grid, logits, batch, keys, tokens, num_warps=1)
     return tokens
 
 
 @triton.jit
-def _tokens_kernel(batch, keys_ptr, tokens_ptr, LANES: tl.constexpr):
+def _tokens_kernel(batch, keys_ptr, tokens_ptr):
     row = tl.program_id(0)
     token = tl.load(batch.rows.tokens + row)
     if token < 0:
-        token = pair_index(best_key(keys_ptr, row, batch.cuts, LANES))
+        token = pair_index(best_key(keys_ptr, row, batch.cuts))
     tl.store(tokens_ptr + row, token)

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from specdec_kernels.ops._triton import launch
 from specdec_kernels.ops._triton_extremes import Cuts, find_extremes, greedy_token
-from specdec_kernels.ops._triton_logits import BLOCK, Edits, Logits, Window, nodes_of
-from specdec_kernels.ops._triton_walk import append, child_with_token, finish
+from specdec_kernels.ops._triton_logits import Edits, Logits, Window, nodes_of
+from specdec_kernels.ops._triton_walk import append, child_with_token, finish_row
 from specdec_kernels.ops.verify_greedy import new_acceptance
 from specdec_kernels.tree import Acceptance
 
@@ -33,10 +33,8 @@ def verify_greedy(
         cuts,
         extremes,
         outputs,
-        BLOCK=BLOCK,
-        LANES=cuts.lanes,
         WIDTH=triton.next_power_of_2(rows.width),
-        num_warps=1,
+        num_warps=4,
     )
     return tuple(outputs)
 
@@ -49,8 +47,6 @@ def _walk_greedy_kernel(
     cuts,
     extremes,
     acceptance,
-    BLOCK: tl.constexpr,
-    LANES: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
     b = tl.program_id(0).to(tl.int64)
@@ -61,11 +57,10 @@ def _walk_greedy_kernel(
     status = nodes * 0
     while slot >= 0:
         row = b * width + slot
-        token, bits, _ = greedy_token(
-            logits, edits, window, cuts, extremes, row, b, slot, BLOCK, LANES
-        )
+        token, bits, _ = greedy_token(logits, edits, window, cuts, extremes, row, b, slot)
         append(acceptance, width, b, length, slot, token)
         status |= bits
         length += 1
         slot = child_with_token(window, width, b, nodes, slot, token, WIDTH)
-    finish(acceptance, width, b, length, status, WIDTH)
+    tl.store(acceptance.status + b, status)
+    finish_row(acceptance, width, b, length, WIDTH)
