@@ -95,7 +95,7 @@ def _weights_kernel(case, acceptance, chain, DRAFT: tl.constexpr, WIDTH: tl.cons
         tl.store(chain.weights + b * width + slot, weight)
         more = slot + 1 < nodes
         is_open = is_open * 0 + 1
-        if DRAFT:
+        if DRAFT:  # noqa: SIM102  decided at compile time
             if more:
                 bad = tl.load(case.draft.rows.status + row)
                 status |= bad

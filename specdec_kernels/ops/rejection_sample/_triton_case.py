@@ -77,7 +77,16 @@ def make_case(
     if vocab_map is not None:
         inverse = inverse_of(vocab_map, vocab)
     size = max(vocab, draft.logits.vocab) if vocab_map is None else vocab
-    return Case(target, masses, draft, find_masses(draft), vocab_map, inverse, size, *counters)
+    return Case(
+        target,
+        masses,
+        draft,
+        find_masses(draft, of_draft=True),
+        vocab_map,
+        inverse,
+        size,
+        *counters,
+    )
 
 
 def inverse_of(vocab_map: Tensor, vocab: int) -> Tensor:
@@ -87,11 +96,11 @@ def inverse_of(vocab_map: Tensor, vocab: int) -> Tensor:
     return inverse.scatter_(0, at, torch.arange(len(vocab_map), device=vocab_map.device))
 
 
-def find_masses(batch: Batch) -> Tensor:
+def find_masses(batch: Batch, of_draft: bool = False) -> Tensor:
     rows, pieces = batch.logits.rows, batch.cuts.count
     masses = batch.logits.data.new_empty((rows, pieces), dtype=torch.int64)
-    grid, width = (rows * pieces,), window_width(batch)
-    launch(_masses_kernel, grid, masses, batch, masses, WIDTH=width)
+    constants = dict(WIDTH=window_width(batch), OF_DRAFT=of_draft)
+    launch(_masses_kernel, (rows * pieces,), masses, batch, masses, **constants)
     return masses
 
 
@@ -104,17 +113,21 @@ def is_parent(batch, b, slot, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def _masses_kernel(batch, masses_ptr, WIDTH: tl.constexpr):
+def _masses_kernel(batch, masses_ptr, WIDTH: tl.constexpr, OF_DRAFT: tl.constexpr):
+    """A draft's window ends before the last child, so that all of its rows are weighed."""
     row, piece, b, slot = row_of_program(batch.cuts.count, batch.logits.width)
-    if is_parent(batch, b, slot, WIDTH):
-        if tl.load(batch.rows.tokens + row) < 0:
-            temperature = tl.load(batch.filters.temperature + b)
-            largest = tl.load(batch.rows.largest + row)
-            threshold = tl.load(batch.rows.thresholds + row)
-            begin = piece * batch.cuts.tiles
-            end = tl.minimum(begin + batch.cuts.tiles, tl.cdiv(batch.logits.vocab, BLOCK))
-            mass = mass_of_tiles(batch, row, b, slot, begin, end, temperature, largest, threshold)
-            tl.store(masses_ptr + row.to(tl.int64) * batch.cuts.count + piece, mass)
+    if OF_DRAFT:
+        needed = slot < nodes_of(batch.window, batch.logits.width, b)
+    else:
+        needed = is_parent(batch, b, slot, WIDTH)
+    if needed & (tl.load(batch.rows.tokens + row) < 0):
+        temperature = tl.load(batch.filters.temperature + b)
+        largest = tl.load(batch.rows.largest + row)
+        threshold = tl.load(batch.rows.thresholds + row)
+        begin = piece * batch.cuts.tiles
+        end = tl.minimum(begin + batch.cuts.tiles, tl.cdiv(batch.logits.vocab, BLOCK))
+        mass = mass_of_tiles(batch, row, b, slot, begin, end, temperature, largest, threshold)
+        tl.store(masses_ptr + row.to(tl.int64) * batch.cuts.count + piece, mass)
 
 
 # ---- one row
@@ -135,7 +148,7 @@ def total_of(batch, masses_ptr, row):
 
 @triton.jit
 def weight_of(batch, row, b, slot, token):
-    """exp(value) of a token, 0 outside of the kept set and the vocabulary. Of a row to draw from."""
+    """exp(value) of a token, 0 outside of the kept set and the vocabulary. Of undecided rows."""
     weight = tl.zeros([], tl.float32)
     if (token >= 0) & (token < batch.logits.vocab):
         x = load_token(batch.logits, batch.edits, batch.window, b, slot, token)

@@ -76,7 +76,7 @@ def _scores_of_tile(
     if way == FROM_REST:
         window, width = target.window, target.logits.width
         scores = without_siblings(window, width, b, slot, nodes, offs, scores, WIDTH)
-    if DRAFT or BLOCK_RULE:
+    if DRAFT or BLOCK_RULE:  # noqa: SIM102  decided at compile time
         if way == FROM_RESIDUAL:
             total = total_of(target, case.masses, row)
             draft_total = total

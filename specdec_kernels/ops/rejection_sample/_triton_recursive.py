@@ -13,7 +13,7 @@ from torch import Tensor
 
 from specdec_kernels.ops._triton import launch
 from specdec_kernels.ops._triton_filters import largest_of_tile
-from specdec_kernels.ops._triton_logits import BLOCK, nodes_of
+from specdec_kernels.ops._triton_logits import BLOCK, centre, nodes_of
 from specdec_kernels.ops._triton_numerics import exp, mass_as_float, to_mass
 from specdec_kernels.ops._triton_random import coin
 from specdec_kernels.ops._triton_walk import append, child_with_token, next_child
@@ -150,10 +150,8 @@ def _draft_mass(case, row, b, slot, total):
         if case.vocab_map is not None:
             id = tl.load(case.vocab_map + offs, mask=inside, other=-1)
             inside &= (id >= 0) & (id < case.draft_size)
-        x = tl.where(
-            largest == float("inf"), tl.where(x == largest, 0.0, float("-inf")), x - largest
-        )
-        mass += tl.where(inside, to_mass(tl.div_rn(exp(x), total)), 0)
+        probabilities = tl.div_rn(exp(centre(x, 1.0, largest)), total)
+        mass += tl.where(inside, to_mass(probabilities), 0)
     return tl.sum(mass, 0)
 
 
@@ -174,7 +172,6 @@ def _against(case, sums_ptr, row, b, slot, nodes, seed, position, WIDTH: tl.cons
         following = next_child(window, width, b, nodes, slot, child, WIDTH)
         p = target_of(case, row, b, slot, token, total)
         q = draft_of(case, row, b, slot, token, draft_total)
-        first_q = q
         p, q = left_of_siblings(case, sums_ptr, b, slot, nodes, token, p, q, rejections, WIDTH)
         inside = (token >= 0) & (token < case.target.logits.vocab)
         u = coin(seed, position, child)
