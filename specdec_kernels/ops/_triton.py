@@ -41,8 +41,7 @@ def _device_chip(device: torch.device) -> Chip:
         "hip" if hip else "cuda",
         0 if hip else 10 * properties.major + properties.minor,
         properties.multi_processor_count,
-        getattr(properties, "shared_memory_per_block_optin", 0)
-        or properties.shared_memory_per_block,
+        getattr(properties, "shared_memory_per_block_optin", block_memory),  # hip has no such
     )
 
 
