@@ -102,6 +102,13 @@ def resources(compiled: Any) -> dict[str, int]:
     return dict(registers=int(used[1]), spilled=int(used[2]), shared_memory=shared)
 
 
+def described(error: BaseException) -> str:
+    """With its deepest cause: errors in a function that a kernel calls name the call alone."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return f"{type(error).__name__}: {error}"[-2000:]
+
+
 def compile_all(target: str, launches: ModuleType, every: bool) -> list[Kernel]:
     """Of every op all kernels, each once per set of constants."""
     found: dict[str, Kernel] = {}
@@ -125,8 +132,7 @@ def compile_all(target: str, launches: ModuleType, every: bool) -> list[Kernel]:
                 try:
                     call()
                 except Exception as error:
-                    described = f"{type(error).__name__}: {error}"[-2000:]
-                    found[f"{op} {len(found)}"] = Kernel(op, "", "", error=described)
+                    found[f"{op} {len(found)}"] = Kernel(op, "", "", error=described(error))
     finally:
         JITFunction.run = run
     return list(found.values())

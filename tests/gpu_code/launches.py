@@ -44,6 +44,45 @@ def commit_kv_(every: bool) -> Iterator[Call]:
             yield functools.partial(run, paged, paged, *row, int32(batch, 2))
 
 
+def ngram_lookup(every: bool) -> Iterator[Call]:
+    run = launcher("ngram_lookup")
+    for num_matches, latest in ((1, True), (8, True), (8, False)) if every else ((8, True),):
+        for length in (1024, 32768):  # one launch, and one after the other
+            yield functools.partial(run, int32(2, length), int32(2), 2, 5, 16, num_matches, latest)
+
+
+def tree_attention(every: bool) -> Iterator[Call]:
+    def call(
+        dtype=torch.bfloat16, size=16, heads=(32, 8), dims=(128, 128), page=0, tree=True, **options
+    ) -> Call:
+        batch, slots = 1, 8192
+        q = torch.empty(batch, size, heads[0], dims[0], dtype=dtype)
+        cache = (slots // page, page, heads[1]) if page else (batch, heads[1], slots)
+        k, v = (torch.empty(*cache, dim, dtype=dtype) for dim in dims)
+        words = int64(1, size, (size + 63) // 64) if tree else None
+        depth = int32(batch, size) if tree else None
+        table = int32(batch, slots // page) if page else None
+        row = (int32(batch), int32(batch), words, depth)
+        return functools.partial(
+            launcher("tree_attention"), q, k, v, *row, block_table=table, **options
+        )
+
+    yield call(tree=False)
+    yield call(size=64, window=4096, split_size=10**6, page=16)
+    yield call(size=64, dtype=torch.float32)
+    yield call(size=2, softcap=30.0, sinks=torch.empty(32), heads=(32, 4), page=64)
+    if every:
+        for dtype in DTYPES:
+            for dims in ((64, 64), (80, 80), (96, 96), (192, 128), (256, 256), (576, 512)):
+                for size in (1, 8, 16, 32, 64):  # times 4 heads
+                    yield call(dtype, size, dims=dims)
+            for size in (1, 8, 64):
+                for page in (0, 16, 64):
+                    yield call(dtype, size, page=page, window=512, softcap=5.0)
+
+
 LAUNCHES: dict[str, Callable[[bool], Iterator[Call]]] = {
     "commit_kv_": commit_kv_,
+    "ngram_lookup": ngram_lookup,
+    "tree_attention": tree_attention,
 }

@@ -56,14 +56,19 @@ def _load_keys(
 
 
 @triton.jit
-def _ancestors(mask_ptr, rows, first, stride_row, mask_words):
-    """Bit n of a row's word: whether it sees slot `first + n` of the window; `first` may be < 0."""
+def _ancestors(mask_ptr, t, first, stride_mask, mask_words, valid, BLOCK_N: tl.constexpr):
+    """Which of the BLOCK_N slots of the window from `first` on, maybe below 0, each row sees."""
     word, shift = first >> 6, (first & 63).to(tl.uint64)
-    mask_ptr += rows * stride_row + word
-    low = tl.load(mask_ptr, (rows >= 0) & (word >= 0) & (word < mask_words), 0)
-    high = tl.load(mask_ptr + 1, (rows >= 0) & (word + 1 >= 0) & (word + 1 < mask_words), 0)
+    mask_ptr += t * stride_mask + word
+    low = tl.load(mask_ptr, valid & (word >= 0) & (word < mask_words), 0)
+    high = tl.load(mask_ptr + 1, valid & (word + 1 >= 0) & (word + 1 < mask_words), 0)
     low, high = low.to(tl.uint64, bitcast=True), high.to(tl.uint64, bitcast=True)
-    return (low >> shift) | ((high << 1) << (63 - shift))
+    bits = (low >> shift) | ((high << 1) << (63 - shift))
+    n = tl.arange(0, BLOCK_N)  # 32 bits are shifted in one step, 64 are not
+    half = bits.to(tl.uint32)[:, None]
+    if BLOCK_N > 32:
+        half = tl.where((n < 32)[None, :], half, (bits >> 32).to(tl.uint32)[:, None])
+    return ((half >> (n & 31).to(tl.uint32)[None, :]) & 1) != 0
 
 
 @triton.jit
@@ -76,10 +81,8 @@ def _visible(
     key = start + n - prefix  # slot of the window; negative in the prefix
     used = (start + n >= lowest) & (start + n < stop)
     if TREE:
-        words = _ancestors(
-            mask_ptr, tl.where(t < nodes, t, -1), start - prefix, stride_mask, mask_words
-        )
-        seen = ((words[:, None] >> n[None, :].to(tl.uint64)) & 1) != 0
+        first = start - prefix
+        seen = _ancestors(mask_ptr, t, first, stride_mask, mask_words, t < nodes, BLOCK_N)
         sees = (key < 0)[None, :] | seen
     else:
         sees = key[None, :] <= t[:, None]
