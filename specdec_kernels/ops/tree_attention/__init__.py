@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from specdec_kernels import native
-from specdec_kernels.dispatch import register, undisturbed
+from specdec_kernels.dispatch import register, triton_kernel, undisturbed
 from specdec_kernels.ops._checks import FLOATS, expect, expect_no_grad, wants_grad
 from specdec_kernels.ops.tree_attention import reference
 
@@ -176,6 +176,7 @@ _op = register(
     "Tensor? depth=None, Tensor? sinks=None, Tensor? block_table=None, float scale=1.0, "
     "int? window=None, float? softcap=None, int split_size=0, *, str backend='') "
     "-> (Tensor, Tensor)",
-    {"cpu": _cpu, "reference": _reference},
+    # the reference comes first on a GPU until the tests of the others have run on a device
+    {"cpu": _cpu, "reference": _reference, "triton": triton_kernel("tree_attention")},
     _fake,
 )
