@@ -10,7 +10,7 @@ from torch import Tensor
 from specdec_kernels.ops._triton import launch
 from specdec_kernels.ops._triton_extremes import row_of_program
 from specdec_kernels.ops._triton_filters import Batch, largest_of_tile, values_of_tile
-from specdec_kernels.ops._triton_logits import BLOCK, depth_of, nodes_of
+from specdec_kernels.ops._triton_logits import BLOCK, WARPS, depth_of, nodes_of
 from specdec_kernels.ops._triton_numerics import pair_key
 from specdec_kernels.ops._triton_random import LARGEST_GUMBEL, gumbel, may_beat, uniforms
 
@@ -30,6 +30,7 @@ def draw(batch: Batch, seed: Tensor, position: Tensor, stream: int) -> Tensor:
         position.contiguous(),
         keys,
         STREAM=stream,
+        num_warps=WARPS,
     )
     return keys
 

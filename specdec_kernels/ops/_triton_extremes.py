@@ -12,6 +12,7 @@ from torch import Tensor
 from specdec_kernels.ops._triton import launch
 from specdec_kernels.ops._triton_logits import (
     BLOCK,
+    WARPS,
     Edits,
     Logits,
     Window,
@@ -65,7 +66,7 @@ def find_extremes(
         like.new_empty((logits.rows, logits.tiles), dtype=torch.float32) if keeps_maxima else None,
     )
     grid = (logits.rows * cuts.count,)
-    launch(_extremes_kernel, grid, like, logits, edits, window, cuts, result, num_warps=4)
+    launch(_extremes_kernel, grid, like, logits, edits, window, cuts, result, num_warps=WARPS)
     return result
 
 

@@ -27,6 +27,7 @@ from specdec_kernels.ops._triton_extremes import (
 )
 from specdec_kernels.ops._triton_logits import (
     BLOCK,
+    WARPS,
     Edits,
     Logits,
     Window,
@@ -101,7 +102,7 @@ def prepare(logits: Tensor, edits: Edits, window: Window, filters: Filters) -> B
     bins = None
     if filters.top_k is not None:
         bins = logits.new_zeros((rows.rows, 2, BINS.value), dtype=torch.int64)
-        launch(_weigh_kernel, (rows.rows * cuts.count,), logits, batch, bins)
+        launch(_weigh_kernel, (rows.rows * cuts.count,), logits, batch, bins, num_warps=WARPS)
     launch(_threshold_kernel, (rows.rows,), logits, batch, bins, num_warps=16)
     return batch
 

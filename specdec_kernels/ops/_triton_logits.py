@@ -18,6 +18,8 @@ from specdec_kernels.tree import LogitEdits
 
 # Tokens of a row that a program handles at once.
 BLOCK = tl.constexpr(2048)
+# Of a program that handles tiles: one 16-byte load of 16-bit logits per thread.
+WARPS = 8
 
 
 class Logits(NamedTuple):

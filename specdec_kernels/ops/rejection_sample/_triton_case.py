@@ -12,7 +12,7 @@ from torch import Tensor
 from specdec_kernels.ops._triton import launch
 from specdec_kernels.ops._triton_extremes import MOST_PIECES, row_of_program
 from specdec_kernels.ops._triton_filters import Batch, mass_of_tiles, values_of_tile
-from specdec_kernels.ops._triton_logits import BLOCK, centre, load_token, nodes_of
+from specdec_kernels.ops._triton_logits import BLOCK, WARPS, centre, load_token, nodes_of
 from specdec_kernels.ops._triton_numerics import exp, mass_as_float
 from specdec_kernels.ops._triton_walk import next_child
 from specdec_kernels.tree import SamplingParams
@@ -99,7 +99,7 @@ def inverse_of(vocab_map: Tensor, vocab: int) -> Tensor:
 def find_masses(batch: Batch, of_draft: bool = False) -> Tensor:
     rows, pieces = batch.logits.rows, batch.cuts.count
     masses = batch.logits.data.new_empty((rows, pieces), dtype=torch.int64)
-    constants = dict(WIDTH=window_width(batch), OF_DRAFT=of_draft)
+    constants = dict(WIDTH=window_width(batch), OF_DRAFT=of_draft, num_warps=WARPS)
     launch(_masses_kernel, (rows * pieces,), masses, batch, masses, **constants)
     return masses
 

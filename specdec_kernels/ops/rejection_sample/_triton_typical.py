@@ -10,7 +10,7 @@ import triton.language as tl
 from specdec_kernels.ops._triton import launch
 from specdec_kernels.ops._triton_extremes import row_of_program
 from specdec_kernels.ops._triton_filters import largest_of_tile, values_of_tile
-from specdec_kernels.ops._triton_logits import BLOCK, nodes_of
+from specdec_kernels.ops._triton_logits import BLOCK, WARPS, nodes_of
 from specdec_kernels.ops._triton_numerics import exp, log, mass_as_float, to_mass
 from specdec_kernels.ops._triton_walk import append, next_child
 from specdec_kernels.ops.rejection_sample._triton_case import (
@@ -34,7 +34,7 @@ def walk_typical(case: Case, acceptance: Acceptance, threshold: float, alpha: fl
     rows, pieces, width = target.logits.rows, target.cuts.count, window_width(target)
     spreads = like.new_empty((rows, pieces), dtype=torch.int64)
     ends = Ends.new(like.shape[0], like)
-    launch(_spreads_kernel, (rows * pieces,), like, case, spreads, WIDTH=width)
+    launch(_spreads_kernel, (rows * pieces,), like, case, spreads, WIDTH=width, num_warps=WARPS)
     launch(
         _walk_typical_kernel,
         (like.shape[0],),

@@ -17,7 +17,7 @@ from specdec_kernels.ops._triton_extremes import (
     find_extremes,
     row_of_program,
 )
-from specdec_kernels.ops._triton_logits import BLOCK, Edits, Logits, Window, centre
+from specdec_kernels.ops._triton_logits import BLOCK, WARPS, Edits, Logits, Window, centre
 from specdec_kernels.ops._triton_numerics import (
     LARGEST_VOCABULARY,
     LOWEST_FLOAT,
@@ -33,7 +33,7 @@ from specdec_kernels.ops._triton_numerics import (
 
 
 def topk_logprobs(logits: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Three launches. Reads the logits twice, and the tiles of the k best a third time."""
+    """Three launches. Reads the logits twice, and for each of the k best its tile once more."""
     rows = Logits.of(logits.unsqueeze(1))
     if rows.vocab > LARGEST_VOCABULARY:
         raise ValueError(
@@ -46,10 +46,22 @@ def topk_logprobs(logits: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
     token_ids = logits.new_empty((rows.rows, k), dtype=torch.int64)
     lse = logits.new_empty(rows.rows, dtype=torch.float32)
     grid = (rows.rows * cuts.count,)
-    launch(_sums_kernel, grid, logits, rows, cuts, extremes, masses)
+    launch(_sums_kernel, grid, logits, rows, cuts, extremes, masses, num_warps=WARPS)
     outputs = (logprobs, token_ids, lse)
     tiles = dict(TILES=triton.next_power_of_2(rows.tiles))
-    launch(_best_kernel, (rows.rows,), logits, rows, cuts, extremes, masses, *outputs, k, **tiles)
+    launch(
+        _best_kernel,
+        (rows.rows,),
+        logits,
+        rows,
+        cuts,
+        extremes,
+        masses,
+        *outputs,
+        k,
+        **tiles,
+        num_warps=WARPS,
+    )
     return outputs
 
 
