@@ -2,6 +2,7 @@
 # make test   the tests, then the Hugging Face tests again under the oldest supported transformers (JOBS=2)
 # make test-isa  the kernels' tests under every instruction set, the ones this machine lacks emulated
 # make test-gpu-code  the GPU kernels without a GPU: Triton interpreted, CUDA emulated, both compiled for every target
+# make test-gpu-code-all  the Triton kernels, compiled for every target in every configuration
 # make lint   ruff, clang-format, mypy
 # make sanitize  the tests of the kernels under AddressSanitizer and UndefinedBehaviorSanitizer
 # make bench  the kernels against rivals and the machine (ARGS="commit_kv --quick" chooses)
@@ -28,7 +29,7 @@ NATIVE_SOURCES := CMakeLists.txt setup.py pyproject.toml \
 CPP_SOURCES := $(wildcard csrc/*/*.h csrc/*/*.cpp csrc/*/*.cu csrc/*/*.cuh python/*.h python/*.cpp) \
 	$(wildcard tests/cuda_emulation/*.* tests/cuda_emulation/emulation/*.*)
 
-.PHONY: demo test test-isa test-gpu-code lint sanitize bench build clean
+.PHONY: demo test test-isa test-gpu-code test-gpu-code-all lint sanitize bench build clean
 
 demo: $(STAMPS)/demo $(STAMPS)/package
 	@$(PY) -m specdec_kernels demo $(ARGS)
@@ -90,6 +91,12 @@ INTERPRETED := TRITON_INTERPRET=1 OPENBLAS_NUM_THREADS=1
 test-gpu-code: $(STAMPS)/test $(STAMPS)/triton $(STAMPS)/package
 	@echo "==> Triton kernels, interpreted"
 	@$(INTERPRETED) $(PYTEST) $(KERNEL_TESTS) -k triton $(ARGS)
+	@echo "==> Triton kernels, compiled for every target"
+	@$(PYTEST) tests/gpu_code $(ARGS)
+
+test-gpu-code-all: $(STAMPS)/test $(STAMPS)/triton $(STAMPS)/package
+	@echo "==> Triton kernels in every configuration, compiled for every target"
+	@$(PYTEST) tests/gpu_code --all-configs $(ARGS)
 
 # Leaks are those of Python and torch. -s: pytest would hold back what a dying process prints.
 SANITIZED := LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \

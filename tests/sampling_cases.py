@@ -11,6 +11,19 @@ from specdec_kernels.testing import chi_square_pvalue as chi_square_pvalue
 from specdec_kernels.tree import SamplingParams
 
 
+def rows_for(backend: str, rows: int, interpreted: int) -> int:
+    """Rows of a test, fewer under Triton's interpreter, which takes 10 to 50 ms for each."""
+    return interpreted if backend == "triton" else rows
+
+
+def too_long(backend: str, vocab: int, dtype: torch.dtype) -> bool:
+    """Under Triton's interpreter large vocabularies are tested in one dtype each."""
+    return backend == "triton" and vocab > 20000 and dtype != LARGE_IN[vocab]
+
+
+LARGE_IN = {32000: torch.float16, 50257: torch.float32, 151936: torch.bfloat16}
+
+
 def random_window(g: torch.Generator, batch: int, width: int, vocab: int, chain: bool = False):
     """Ragged trees (a finished row among them when batch > 2) with some ids out of range."""
     parents = [

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from helpers import backends
-from sampling_cases import likely_children, random_window
+from sampling_cases import likely_children, random_window, rows_for
 
 from specdec_kernels.ops.rejection_sample import block_position, reference, rejection_sample
 from specdec_kernels.ops.sample import sample
@@ -14,6 +14,7 @@ from specdec_kernels.tree import STATUS_NAN, DraftTree, SamplingParams
 BACKENDS = backends("rejection_sample")
 
 NATIVE = [b for b in BACKENDS if b != "reference"]
+STATISTICAL = [b for b in NATIVE if b != "triton"]  # the rows are too many for an interpreter
 
 
 def chain(batch, width):
@@ -42,7 +43,7 @@ def same(results, expected):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_auto_is_coupled_for_deterministic_drafts_and_recursive_for_drawn_ones(backend):
-    args, draft = drawn_chain(60, 12, 3, seed=0)
+    args, draft = drawn_chain(rows_for(backend, 60, 8), 12, 3, seed=0)
     for drafts, rule in ((None, "coupled"), (draft, "recursive")):
         expected = rejection_sample(*args, draft_logits=drafts, rule=rule, backend=backend)
         assert same(
@@ -52,16 +53,17 @@ def test_auto_is_coupled_for_deterministic_drafts_and_recursive_for_drawn_ones(b
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_recursive_on_chains_is_token(backend):
-    args, draft = drawn_chain(60, 12, 3, seed=1)
+    rows = rows_for(backend, 60, 12)
+    args, draft = drawn_chain(rows, 12, 3, seed=1)
     token, recursive = (
         rejection_sample(*args, draft_logits=draft, rule=rule, backend=backend)
         for rule in ("token", "recursive")
     )
     assert same(token, recursive)
-    assert 0 < int(token.num_accepted.sum()) < 180
+    assert 0 < int(token.num_accepted.sum()) < 3 * rows
 
 
-@pytest.mark.parametrize("backend", NATIVE)
+@pytest.mark.parametrize("backend", STATISTICAL)
 @pytest.mark.parametrize("seed", range(3))
 def test_block_keeps_more_than_token(backend, seed):
     args, draft = drawn_chain(20_000, 12, 4, seed)
@@ -76,7 +78,7 @@ def test_block_keeps_more_than_token(backend, seed):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_block_is_counted_by_step(backend):
-    args, draft = drawn_chain(50, 12, 3, seed=2, position=5, step=9)
+    args, draft = drawn_chain(rows_for(backend, 50, 8), 12, 3, seed=2, position=5, step=9)
     *window, sampling = args
     first, elsewhere, later = (
         rejection_sample(*window, s, draft_logits=draft, rule="block", backend=backend)
@@ -93,7 +95,7 @@ def test_block_is_counted_by_step(backend):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_block_ends_before_a_bad_draft_row(backend):
     """The chain is cut in front of its child, and what is left keeps its distribution."""
-    args, draft = drawn_chain(40, 12, 3, seed=3)
+    args, draft = drawn_chain(rows_for(backend, 40, 8), 12, 3, seed=3)
     target, ids, parents, num_nodes, sampling = args
     draft = draft.clone()
     draft[:, 1] = math.nan
@@ -117,7 +119,7 @@ def posterior(logits, threshold, alpha):
 @pytest.mark.parametrize("threshold, alpha", [(0.09, 0.3), (0.3, 0.9)])
 def test_typical_keeps_the_deepest_node_that_stands(backend, threshold, alpha):
     g = torch.Generator().manual_seed(4)
-    batch, width, vocab = 120, 8, 9
+    batch, width, vocab = rows_for(backend, 120, 24), 8, 9
     logits = torch.randn(batch, width, vocab, generator=g) * 1.5
     ids, parents, num_nodes = random_window(g, batch, width, vocab)
     ids = likely_children(g, ids, parents, logits.argmax(-1), share=0.4)
@@ -138,14 +140,15 @@ def test_typical_keeps_the_deepest_node_that_stands(backend, threshold, alpha):
         assert result.path[b][: len(best)].tolist() == best
         assert int(result.num_accepted[b]) == max(len(best) - 1, 0)
         kept += len(best) > 2
-    assert kept > 10
+    assert kept > batch // 12
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_typical_draws_the_last_token(backend):
-    logits = torch.randn(500, 1, 20, generator=torch.Generator().manual_seed(5))
-    tree = DraftTree.from_lists([[0]] * 500, [[-1]] * 500)
-    sampling = SamplingParams.make(500, seed=range(500), position=3)
+    rows = rows_for(backend, 500, 30)
+    logits = torch.randn(rows, 1, 20, generator=torch.Generator().manual_seed(5))
+    tree = DraftTree.from_lists([[0]] * rows, [[-1]] * rows)
+    sampling = SamplingParams.make(rows, seed=range(rows), position=3)
     result = rejection_sample(logits, *tree[:3], sampling, rule="typical", backend=backend)
     assert torch.equal(result.output_token_ids[:, 0], sample(logits[:, 0], sampling))
 

@@ -6,7 +6,13 @@ import transformers
 from helpers import backends
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sampling_cases import FALSE_ALARM, chi_square_pvalue, random_sampling
+from sampling_cases import (
+    FALSE_ALARM,
+    chi_square_pvalue,
+    random_sampling,
+    rows_for,
+    too_long,
+)
 
 from specdec_kernels.ops import _random
 from specdec_kernels.ops.sample import reference, sample
@@ -15,6 +21,8 @@ from specdec_kernels.tree import SamplingParams
 BACKENDS = backends("sample")
 
 NATIVE = [b for b in BACKENDS if b != "reference"]
+# Statistics take too many rows for an interpreter: its tokens are held to those of the reference.
+STATISTICAL = [b for b in BACKENDS if b != "triton"]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
@@ -22,8 +30,10 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("vocab", [1, 2, 8, 31, 111, 1000, 32000, 50257, 151936])
 def test_same_bits_as_reference(backend, dtype, vocab):
+    if too_long(backend, vocab, dtype):
+        pytest.skip("tested in another dtype")
     g = torch.Generator().manual_seed(vocab)
-    rows = 60 if vocab <= 1000 else 4
+    rows = rows_for(backend, 60, 12) if vocab <= 1000 else rows_for(backend, 4, 2)
     scale = torch.tensor([0.01, 1.0, 4.0])[torch.randint(0, 3, (rows, 1), generator=g)]
     logits = (torch.randn(rows, vocab, generator=g) * scale).to(dtype)
     logits[::3] = logits[::3].masked_fill(
@@ -70,6 +80,8 @@ def shaped(name, vocab, g):
 @pytest.mark.parametrize("vocab", [5000, 50257])
 @pytest.mark.parametrize("name", SHAPES)
 def test_same_bits_however_the_nucleus_lies(backend, vocab, name):
+    if backend == "triton" and vocab > 20000:
+        pytest.skip("too long for the interpreter")
     g = torch.Generator().manual_seed(vocab)
     filters = [
         (top_k, top_p, min_p)
@@ -77,6 +89,7 @@ def test_same_bits_however_the_nucleus_lies(backend, vocab, name):
         for top_p in (1.0, 0.999, 0.9, 0.2, 0.0)
         for min_p in (0.0, 0.05)
     ]
+    filters = filters[:: rows_for(backend, 1, 3)]
     top_k, top_p, min_p = (torch.tensor(x) for x in zip(*filters, strict=True))
     sampling = SamplingParams.make(len(filters), seed=range(len(filters)), position=3)
     sampling = sampling._replace(top_k=top_k.int(), top_p=top_p, min_p=min_p)
@@ -87,7 +100,7 @@ def test_same_bits_however_the_nucleus_lies(backend, vocab, name):
         assert torch.equal(sample(logits, sampling, backend=backend), expected)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", STATISTICAL)
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 3.0])
 def test_distribution(backend, temperature):
     """60,000 draws against softmax; a wrong temperature must fail the same test."""
@@ -102,7 +115,7 @@ def test_distribution(backend, temperature):
     assert chi_square_pvalue(counts, wrong) < FALSE_ALARM
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", STATISTICAL)
 def test_joint_over_positions(backend):
     """Neighbouring positions and the two streams are independent."""
     rows, vocab = 40000, 6
@@ -155,7 +168,8 @@ def test_kept_set_is_that_of_transformers(vocab):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_ties_at_a_threshold_are_kept(backend):
-    logits = torch.tensor([[3.0, 1.0, 2.0, 2.0, 2.0, 0.0, -0.0]]).expand(4000, -1)
+    rows = rows_for(backend, 4000, 40)
+    logits = torch.tensor([[3.0, 1.0, 2.0, 2.0, 2.0, 0.0, -0.0]]).expand(rows, -1)
     for filters, kept in [
         ({"top_k": 2}, {0, 2, 3, 4}),
         ({"top_p": 0.5}, {0, 2, 3, 4}),
@@ -163,19 +177,23 @@ def test_ties_at_a_threshold_are_kept(backend):
         ({"min_p": math.exp(-1.0) * 0.999}, {0, 2, 3, 4}),
         ({"top_k": 6}, {0, 1, 2, 3, 4, 5, 6}),
     ]:
-        sampling = SamplingParams.make(4000, seed=range(4000), temperature=1.0, **filters)
-        assert set(sample(logits, sampling, backend=backend).tolist()) == kept, filters
+        sampling = SamplingParams.make(rows, seed=range(rows), temperature=1.0, **filters)
+        drawn = sample(logits, sampling, backend=backend)
+        if backend in STATISTICAL:
+            assert set(drawn.tolist()) == kept, filters
+        assert torch.equal(drawn, sample(logits, sampling, backend="reference"))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_temperature_0_is_greedy(backend):
-    logits = torch.randn(50, 111, generator=torch.Generator().manual_seed(2)).bfloat16()
+    rows = rows_for(backend, 50, 9)
+    logits = torch.randn(rows, 111, generator=torch.Generator().manual_seed(2)).bfloat16()
     expected = logits.float().argmax(-1)
     for filters in ({}, {"top_k": 5}, {"top_p": 0.1}, {"min_p": 0.9}):
-        sampling = SamplingParams.make(50, temperature=0.0, **filters)
+        sampling = SamplingParams.make(rows, temperature=0.0, **filters)
         assert torch.equal(sample(logits, sampling, backend=backend), expected)
     for filters in ({"temperature": 1e-4, "top_k": 1}, {"top_p": 0.0}, {"min_p": 1.0}):
-        sampling = SamplingParams.make(50, **filters)
+        sampling = SamplingParams.make(rows, **filters)
         drawn = sample(logits, sampling, backend=backend)
         assert torch.equal(logits.gather(1, drawn[:, None]), logits.amax(-1, keepdim=True))
 
@@ -210,12 +228,14 @@ def test_seed_alone_decides(backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_infinities_and_nan(backend):
-    rows = 3000
+    rows = rows_for(backend, 3000, 40)
     sampling = SamplingParams.make(rows, seed=range(rows), top_p=0.9)
     logits = torch.zeros(rows, 12)
     logits[:, 3], logits[:, 8] = math.inf, math.inf
-    counts = torch.bincount(sample(logits, sampling, backend=backend), minlength=12)
+    drawn = sample(logits, sampling, backend=backend)
+    counts = torch.bincount(drawn, minlength=12)
     assert chi_square_pvalue(counts, torch.eye(12)[[3, 8]].mean(0)) > FALSE_ALARM
+    assert torch.equal(drawn, sample(logits, sampling, backend="reference"))
     logits[:, 5] = math.nan
     logits[:, 6] = 1.0
     assert (sample(logits, sampling, backend=backend) == 6).all()
@@ -228,20 +248,31 @@ special = st.sampled_from([math.nan, math.inf, -math.inf, 0.0, -0.0, 1.0, 3e38, 
 number = st.floats(-20, 20, width=32)
 
 
+@pytest.mark.parametrize("backend", NATIVE)
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(
     st.lists(st.one_of(special, number), min_size=1, max_size=40),
     st.sampled_from(DTYPES),
     st.integers(0, 10**6),
 )
-def test_fuzz_against_reference(values, dtype, seed):
+def test_fuzz_against_reference(backend, values, dtype, seed):
     g = torch.Generator().manual_seed(seed)
-    logits = torch.tensor([values] * 8).to(dtype)
-    sampling = random_sampling(g, 8, len(values))
+    rows = rows_for(backend, 8, 2)
+    logits = torch.tensor([values] * rows).to(dtype)
+    sampling = random_sampling(g, rows, len(values))
     expected = sample(logits, sampling, backend="reference")
     assert ((expected >= 0) & (expected < len(values))).all()
-    for backend in NATIVE:
-        assert torch.equal(sample(logits, sampling, backend=backend), expected)
+    assert torch.equal(sample(logits, sampling, backend=backend), expected)
+
+
+@pytest.mark.parametrize("backend", NATIVE)
+def test_same_tokens_in_2000_rows(backend):
+    g = torch.Generator().manual_seed(9)
+    logits = torch.randn(2000, 29, generator=g) * 2
+    sampling = SamplingParams.make(2000, temperature=0.8, seed=range(2000), position=range(2000))
+    sampling = sampling._replace(min_p=torch.rand(2000, generator=g) * 0.1)
+    expected = sample(logits, sampling, backend="reference")
+    assert torch.equal(sample(logits, sampling, backend=backend), expected)
 
 
 def test_reference_in_float64():

@@ -208,6 +208,8 @@ def test_sizes_of_pages(backend, dtype, page, size):
     table = permuted_table(args, page)
     k, v = (to_pages(cache, table, page) for cache in args[1:3])
     options = {"scale": 0.2, "window": 200, "backend": backend}
+    if backend == "triton":  # it splits by the room in the cache, which pages round up
+        options["split_size"] = 128
     paged = tree_attention(args[0], k, v, *args[3:], block_table=table, **options)
     dense = tree_attention(*args, **options)
     assert all(torch.equal(a, b) for a, b in zip(paged, dense, strict=True))

@@ -39,6 +39,8 @@ def slow_walk(target, ids, parents, num_nodes):
 @pytest.mark.parametrize("vocab", [8, 111, 50257])
 @pytest.mark.parametrize("width", [1, 2, 33, 64, 65])
 def test_accepts_the_longest_matching_path(backend, dtype, vocab, width):
+    if backend == "triton" and (width if vocab > 1000 else 0) > 2:
+        pytest.skip("too long for the interpreter")
     g = torch.Generator().manual_seed(width)
     batch = 3 if vocab < 1000 else 2
     logits = torch.randn(batch, width, vocab, generator=g).to(dtype)

@@ -1,12 +1,14 @@
 """Repairs Triton 3.9's interpreter for bf16, which it keeps as raw 16-bit integers and computes on
 as such: arithmetic, dot products, casts and rounding. Also the type of comparisons, which scalar
-masks trip over. Importing this file is enough. A sum of bf16 stays wrong: kernels sum in fp32.
+masks trip over, and products of fp32 in three parts, which it computes as whole ones. Importing
+this file is enough. A sum of bf16 stays wrong: kernels sum in fp32.
 """
 
 from __future__ import annotations
 
 import numpy as np
 import triton.language as tl
+from triton._C.libtriton.ir import INPUT_PRECISION
 from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
@@ -63,8 +65,25 @@ def repaired_fp_to_fp(self, source, target, rounding_mode):
     return create_fp_to_fp(self, source, target, rounding_mode)
 
 
+def tf32_parts(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """What tensor cores see of fp32, which is cut to 11 bits, and of what that leaves over."""
+
+    def cut(x: np.ndarray) -> np.ndarray:
+        return (np.ascontiguousarray(x).view(np.uint32) & 0xFFFFE000).view(np.float32)
+
+    return cut(values), cut(values - cut(values))
+
+
 def repaired_dot(self, a, b, start, input_precision, max_num_imprecise_acc):
     a, b = (TensorHandle(to_fp32(x), tl.float32) if is_bf16(x) else x for x in (a, b))
+
+    def dot(x, y, start):
+        x, y = (TensorHandle(z, tl.float32) for z in (x, y))
+        return create_dot(self, x, y, start, input_precision, max_num_imprecise_acc)
+
+    if input_precision == INPUT_PRECISION.TF32x3 and a.dtype.scalar == tl.float32:
+        (a, a_rest), (b, b_rest) = (tf32_parts(x.data) for x in (a, b))
+        return dot(a, b, dot(a, b_rest, dot(a_rest, b, start)))
     return create_dot(self, a, b, start, input_precision, max_num_imprecise_acc)
 
 
@@ -73,3 +92,18 @@ InterpreterBuilder.unary_op = repaired_unary_op
 InterpreterBuilder.cast_impl = repaired_cast
 InterpreterBuilder.create_fp_to_fp = repaired_fp_to_fp
 InterpreterBuilder.create_dot = repaired_dot
+
+
+# A jit function that a kernel calls finds the language patched already; looking again for what to
+# patch takes longer than the call.
+patch_lang = interpreter._patch_lang
+
+
+def patch_lang_once(function):
+    modules = [m for m in function.__globals__.values() if m is tl or m is tl.core]
+    if any(tl.core.is_builtin(m.arange) for m in modules):
+        return patch_lang(function)
+    return interpreter._LangPatchScope()
+
+
+interpreter._patch_lang = patch_lang_once

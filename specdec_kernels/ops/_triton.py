@@ -1,13 +1,48 @@
-"""How every Triton kernel is launched."""
+"""How every Triton kernel is launched, and what its launcher may know of the chip."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+
+class Chip(NamedTuple):
+    """What tile sizes and the number of splits are chosen by.
+
+    backend: "cuda" or "hip". arch: compute capability times ten, 0 on hip. multiprocessors: of the
+    whole device. shared_memory: most bytes that one block may take.
+    """
+
+    backend: str
+    arch: int
+    multiprocessors: int
+    shared_memory: int
+
+
+# Stands in for tensors that are on no GPU: under the interpreter any chip would do.
+stand_in = Chip("cuda", 90, 132, 232448)
+
+
+def chip_of(like: Tensor) -> Chip:
+    return _device_chip(like.device) if like.is_cuda else stand_in
+
+
+@functools.cache
+def _device_chip(device: torch.device) -> Chip:
+    properties = torch.cuda.get_device_properties(device)
+    block_memory = properties.shared_memory_per_block
+    hip = torch.version.hip is not None
+    return Chip(
+        "hip" if hip else "cuda",
+        0 if hip else 10 * properties.major + properties.minor,
+        properties.multi_processor_count,
+        getattr(properties, "shared_memory_per_block_optin", block_memory),  # hip has no such
+    )
 
 
 def launch(kernel: Any, grid: Sequence[int], like: Tensor, *args: Any, **options: Any) -> None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-
 import torch
 from torch import Tensor
 
 from specdec_kernels import native
-from specdec_kernels.dispatch import register
+from specdec_kernels.dispatch import register, triton_kernel
 from specdec_kernels.ops._checks import FLOATS, expect, expect_no_grad
 from specdec_kernels.ops.commit_kv import reference
+from specdec_kernels.ops.commit_kv.table import device_table
 
 __all__ = ["commit_kv_"]
 
@@ -36,7 +35,7 @@ def commit_kv_(
         num_kept: how many entries of `path` to commit, int32 [B]; 0 leaves a row alone.
         prefix_len: committed length before this step, int32 [B].
         block_table: page of each block of a row, int32 [B, M].
-        backend: reference, cpu or cuda; None picks.
+        backend: reference, cpu, triton or cuda; None picks.
 
     Raises:
         ValueError, TypeError: naming the argument, what was expected and what came.
@@ -78,23 +77,9 @@ def _cpu(k, v, path, num_kept, prefix_len, block_table=None) -> None:
     )
 
 
-@functools.lru_cache(maxsize=8)
-def _device_table(device: torch.device, addresses, shapes, strides) -> Tensor:
-    """What the kernel needs to know of all caches, on the device: kept for the next steps."""
-    numbers = [*addresses, *(n for s in shapes for n in s), *(n for s in strides for n in s)]
-    return torch.tensor(numbers, dtype=torch.int64, device=device)
-
-
 def _cuda(k, v, path, num_kept, prefix_len, block_table=None) -> None:
-    caches = [*k, *v]
-    table = _device_table(
-        path.device,
-        tuple(c.data_ptr() for c in caches),
-        tuple(c.shape for c in caches),
-        tuple(c.stride() for c in caches),
-    )
     native.cuda.commit_kv(
-        table,
+        device_table(path.device, [*k, *v]),
         k[0].element_size(),
         path,
         num_kept.contiguous(),
@@ -112,7 +97,12 @@ _op = register(
     "commit_kv_",
     "(Tensor(a!)[] k, Tensor(b!)[] v, Tensor path, Tensor num_kept, Tensor prefix_len, "
     "Tensor? block_table=None, *, str backend='') -> ()",
-    # cuda comes last: it becomes the default of CUDA tensors once its tests have run on a device
-    {"cpu": _cpu, "reference": reference.commit_kv_, "cuda": _cuda},
+    # the reference comes first on a GPU until the tests of the others have run on a device
+    {
+        "cpu": _cpu,
+        "reference": reference.commit_kv_,
+        "triton": triton_kernel("commit_kv"),
+        "cuda": _cuda,
+    },
     _fake,
 )

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from specdec_kernels import native
-from specdec_kernels.dispatch import register, undisturbed
+from specdec_kernels.dispatch import register, triton_kernel, undisturbed
 from specdec_kernels.ops._checks import expect
 from specdec_kernels.ops.ngram_lookup import reference
 
@@ -43,7 +43,7 @@ def ngram_lookup(
         k: drafted tokens per match, at least 1.
         num_matches: m, 1 to 64.
         latest: which of equally long matches is better.
-        backend: reference, cpu or cuda; None picks.
+        backend: reference, cpu, triton or cuda; None picks.
 
     Returns:
         draft_token_ids: int64 [B, m, k], best match first, -1 where there is none.
@@ -122,6 +122,11 @@ _op = register(
     "ngram_lookup",
     "(Tensor tokens, Tensor lens, int min_n, int max_n, int k, int num_matches=1, "
     "bool latest=True, *, str backend='') -> (Tensor, Tensor)",
-    {"cpu": _cpu, "reference": reference.ngram_lookup, "cuda": _cuda},
+    {
+        "cpu": _cpu,
+        "reference": reference.ngram_lookup,
+        "triton": triton_kernel("ngram_lookup"),
+        "cuda": _cuda,
+    },
     _fake,
 )

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from specdec_kernels import native
-from specdec_kernels.dispatch import register
+from specdec_kernels.dispatch import register, triton_kernel
 from specdec_kernels.ops._checks import FLOATS, expect, expect_no_grad
 from specdec_kernels.ops.rejection_sample import reference
 from specdec_kernels.ops.sample import (
@@ -73,7 +73,7 @@ def rejection_sample(
         draft_vocab_map: target id of each draft id, distinct, int64 [Vd]; None means equal ids.
         rule: one of RULES.
         posterior_threshold, posterior_alpha: see `typical`.
-        backend: reference or cpu; None picks.
+        backend: reference, cpu or triton; None picks.
 
     Raises:
         ValueError, TypeError: naming the argument, what was expected and what came.
@@ -166,6 +166,6 @@ _op = register(
     f"{SAMPLING_SCHEMA}, Tensor? draft_logits, Tensor? draft_vocab_map, str rule, "
     "float posterior_threshold, float posterior_alpha, *, str backend='') "
     "-> (Tensor, Tensor, Tensor, Tensor)",
-    {"cpu": _cpu, "reference": _reference},
+    {"cpu": _cpu, "reference": _reference, "triton": triton_kernel("rejection_sample")},
     _fake,
 )

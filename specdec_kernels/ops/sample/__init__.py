@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from specdec_kernels import native
-from specdec_kernels.dispatch import register
+from specdec_kernels.dispatch import register, triton_kernel
 from specdec_kernels.ops._checks import FLOATS, expect, expect_no_grad
 from specdec_kernels.ops._random import STREAMS
 from specdec_kernels.ops.sample import reference
@@ -37,7 +37,7 @@ def sample(
         sampling: one value per row, each [N]; `position` is that of the token drawn, and
             `allowed_tokens` is [N, ceil(V / 32)].
         stream: "bonus" for the target's tokens, "draft" for those of a drafter.
-        backend: reference or cpu; None picks.
+        backend: reference, cpu or triton; None picks.
 
     Returns:
         Token ids, int64 [N].
@@ -135,6 +135,6 @@ def _fake(logits, *args) -> Tensor:
 _op = register(
     "sample",
     f"(Tensor logits, {SAMPLING_SCHEMA}, int stream, *, str backend='') -> Tensor",
-    {"cpu": _cpu, "reference": _reference},
+    {"cpu": _cpu, "reference": _reference, "triton": triton_kernel("sample")},
     _fake,
 )

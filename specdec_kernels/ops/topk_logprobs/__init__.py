@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from specdec_kernels import native
-from specdec_kernels.dispatch import register
+from specdec_kernels.dispatch import register, triton_kernel
 from specdec_kernels.ops._checks import FLOATS, expect, expect_no_grad
 from specdec_kernels.ops.sample import dense_rows, expect_vocabulary
 from specdec_kernels.ops.topk_logprobs import reference
@@ -29,7 +29,7 @@ def topk_logprobs(
     Args:
         logits: raw logits [N, V], fp32, bf16 or fp16.
         k: tokens per row, at least 1; it may exceed V.
-        backend: reference or cpu; None picks.
+        backend: reference, cpu or triton; None picks.
 
     Returns:
         logprobs: (logit - max) - (lse - max), fp32 [N, k].
@@ -71,6 +71,10 @@ def _fake(logits, k):
 _op = register(
     "topk_logprobs",
     "(Tensor logits, int k, *, str backend='') -> (Tensor, Tensor, Tensor)",
-    {"cpu": _cpu, "reference": reference.topk_logprobs},
+    {
+        "cpu": _cpu,
+        "reference": reference.topk_logprobs,
+        "triton": triton_kernel("topk_logprobs"),
+    },
     _fake,
 )

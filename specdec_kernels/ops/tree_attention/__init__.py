@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from specdec_kernels import native
-from specdec_kernels.dispatch import register, undisturbed
+from specdec_kernels.dispatch import register, triton_kernel, undisturbed
 from specdec_kernels.ops._checks import FLOATS, expect, expect_no_grad, wants_grad
 from specdec_kernels.ops.tree_attention import reference
 
@@ -203,6 +203,11 @@ _op = register(
     "Tensor? depth=None, Tensor? sinks=None, Tensor? block_table=None, float scale=1.0, "
     "int? window=None, float? softcap=None, int split_size=0, *, str backend='') "
     "-> (Tensor, Tensor)",
-    {"cpu": _cpu, "reference": _reference, "cuda": _cuda},
+    {
+        "cpu": _cpu,
+        "reference": _reference,
+        "triton": triton_kernel("tree_attention"),
+        "cuda": _cuda,
+    },
     _fake,
 )

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from specdec_kernels import native
-from specdec_kernels.dispatch import register
+from specdec_kernels.dispatch import register, triton_kernel
 from specdec_kernels.ops._checks import FLOATS, expect, expect_no_grad
 from specdec_kernels.ops.sample import dense_rows, expect_vocabulary
 from specdec_kernels.ops.verify_greedy import reference
@@ -35,7 +35,7 @@ def verify_greedy(
             is rejected.
         parents: parent slot of each slot, smaller than the slot, int32 [B, T].
         num_nodes: slots in use, the root counted, int32 [B]; 0 is a finished row.
-        backend: reference, cpu or cuda; None picks.
+        backend: reference, cpu, triton or cuda; None picks.
 
     Raises:
         ValueError, TypeError: naming the argument, what was expected and what came.
@@ -112,7 +112,12 @@ _op = register(
     "verify_greedy",
     "(Tensor logits, Tensor draft_token_ids, Tensor parents, Tensor num_nodes, "
     "*, str backend='') -> (Tensor, Tensor, Tensor, Tensor)",
-    # cuda comes last: it becomes the default of CUDA tensors once its tests have run on a device
-    {"cpu": _cpu, "reference": _reference, "cuda": _cuda},
+    # a GPU path becomes the default of CUDA tensors once its tests have run on a device
+    {
+        "cpu": _cpu,
+        "reference": _reference,
+        "triton": triton_kernel("verify_greedy"),
+        "cuda": _cuda,
+    },
     _fake,
 )
