@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from specdec_kernels.cache import RaggedKV
+
 BACKEND = "inductor"
 
 
@@ -31,3 +33,9 @@ class CompiledForwards:
             function = types.FunctionType(code, logits_of.__globals__, name)
             self._by_shape[shape] = torch.compile(function, fullgraph=True, backend=BACKEND)
         return self._by_shape[shape]
+
+
+def let_capacity_vary(kv: RaggedKV) -> None:
+    """Makes the compiler take the length of the storage for a variable from the start."""
+    for tensor in (*kv.keys.values(), *kv.values.values()):
+        torch._dynamo.maybe_mark_dynamic(tensor, 2)

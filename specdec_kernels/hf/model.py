@@ -15,7 +15,7 @@ from specdec_kernels.dispatch import asked_for
 from specdec_kernels.hf.attention import Flip, UnsupportedModelError, Window
 from specdec_kernels.hf.buffers import WindowBuffers
 from specdec_kernels.hf.cache import RaggedCache
-from specdec_kernels.hf.compiled import CompiledForwards, logits_of
+from specdec_kernels.hf.compiled import CompiledForwards, let_capacity_vary, logits_of
 from specdec_kernels.hf.features import FeatureTap, compacted
 from specdec_kernels.hf.graphs import (
     Outputs,
@@ -222,6 +222,8 @@ class CachedModel:
         assert self.cache is not None
         tree = buffers.tree
         inputs = self._inputs(tree, buffers.position_ids(), buffers.cache_position())
+        if self.runner.compiled is not None:
+            let_capacity_vary(self.kv)
         self.cache.places = buffers.places()
         try:
             with self.tap.caught() as caught:
