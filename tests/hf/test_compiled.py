@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import warnings
 
 import pytest
@@ -38,6 +39,17 @@ def test_compiled_forwards_give_the_same_text(name):
         assert new_tokens(model, batch(rows)) == expected
     assert metrics.num_accepted_tokens > 0
     assert compilations() > before
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
+def test_inductor_gives_the_same_text(monkeypatch):
+    monkeypatch.setattr(compiled, "BACKEND", "inductor")
+    model = fresh(num_hidden_layers=1)
+    rows = lookup_rows(model, lens=(9,))
+    expected = new_tokens(model, batch(rows))
+    with accelerated(model, compile=True, num_speculative_tokens=3) as metrics:
+        assert new_tokens(model, batch(rows)) == expected
+    assert metrics.num_accepted_tokens > 0
 
 
 def test_lengths_never_cause_a_compilation(monkeypatch):
