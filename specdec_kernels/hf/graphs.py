@@ -103,7 +103,8 @@ def why_not_recorded(model: nn.Module) -> str | None:
     """The first thing that would happen in a forward and not in the replay of a recording."""
     for name, module in model.named_modules():
         shown = f"{name or 'the model'} ({type(module).__name__})"
-        if module._forward_hooks or module._forward_pre_hooks:
+        hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+        if not all(map(_is_ours, hooks)):
             return f"hooks of {shown} would not run"
         if not may_replace(module):
             return f"{shown} has a forward of its own, put on the instance"
@@ -119,6 +120,11 @@ def state_of(model: nn.Module) -> tuple:
         torch.is_autocast_enabled("cuda"),
         torch.is_autocast_enabled("cpu"),
     )
+
+
+def _is_ours(hook: Callable) -> bool:
+    """Those of runs in other threads come and go, and do nothing in this one."""
+    return getattr(hook, "__module__", "").startswith("specdec_kernels.")
 
 
 def _is_known(kind: type) -> bool:

@@ -15,6 +15,7 @@ import specdec_kernels as sdk
 from specdec_kernels.cache import RaggedKV
 from specdec_kernels.hf import graphs, steps
 from specdec_kernels.hf.buffers import WindowBuffers, bucket_of
+from specdec_kernels.hf.features import FeatureTap
 from specdec_kernels.tree import DraftTree
 
 
@@ -242,6 +243,14 @@ def test_a_model_with_hooks_is_not_recorded(recorded):
     (text,) = warned(recorded, model)
     assert "not recorded: hooks of lm_head (Linear) would not run" in text
     assert calls and not recorded
+
+
+def test_hooks_of_another_run_do_not_count():
+    model = fresh()
+    with FeatureTap(model, [1, 2]).caught():
+        assert graphs.why_not_recorded(model) is None
+        model.lm_head.register_forward_pre_hook(lambda *args: None)
+        assert graphs.why_not_recorded(model) == "hooks of lm_head (Linear) would not run"
 
 
 def test_a_forward_on_the_instance_is_not_recorded(recorded):
