@@ -1,5 +1,5 @@
-"""The kernels' own tests on a device, one process per op and path: a kernel that crashes takes the
-device's context with it."""
+"""The kernels' own tests on a device, one process per file of them and path: a kernel that crashes
+takes the device's context with it."""
 
 from __future__ import annotations
 
@@ -35,53 +35,75 @@ class Finding(NamedTuple):
         return self.error is None
 
 
+class Outcome(NamedTuple):
+    """Of one process: tests that passed, and the errors of the others."""
+
+    passed: int
+    failed: tuple[str, ...]
+
+
 def test_files(op: str) -> list[Path]:
     return sorted((ROOT / "tests").glob(f"test_{op.rstrip('_')}*.py"))
 
 
 def run_all(pairs: Sequence[tuple[str, str]], device: str, quick: bool) -> list[Finding]:
-    """The tests of every (op, path), several at a time."""
+    """One finding per (op, path); a process per file of tests, several at a time."""
     end = time.monotonic() + SECONDS
+    units = [(op, path, file) for op, path in pairs for file in test_files(op)]
 
-    def run(pair: tuple[str, str]) -> Finding:
-        return run_tests(*pair, device, quick, max(end - time.monotonic(), SHORTEST))
+    def run(unit: tuple[str, str, Path]) -> Outcome:
+        _, path, file = unit
+        return run_file(file, path, device, quick, max(end - time.monotonic(), SHORTEST))
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        return list(pool.map(run, pairs))
+        outcomes = list(pool.map(run, units))
+    return [
+        judged(*pair, [o for unit, o in zip(units, outcomes, strict=True) if unit[:2] == pair])
+        for pair in pairs
+    ]
 
 
-def run_tests(op: str, path: str, device: str, quick: bool, limit: float) -> Finding:
-    """The tests of an op that take the path's backend."""
+def run_file(file: Path, path: str, device: str, quick: bool, limit: float) -> Outcome:
+    """The tests of a file that take the path's backend."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         command = [
             *(sys.executable, "-m", "pytest", "-q", "-p", "on_device", "-p", "no:cacheprovider"),
             *("--device", device, "--path", path, "--report", str(report)),
             *(("-k", "not fuzz") if quick else ()),
-            *map(str, test_files(op)),
+            str(file),
         ]
-        paths = [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
         try:
             done = subprocess.run(
-                command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=limit
+                command,
+                env=_environment(),
+                cwd=ROOT,
+                capture_output=True,
+                text=True,
+                timeout=limit,
             )
         except subprocess.TimeoutExpired:
-            return Finding(op, path, "tests", f"not done after {limit:.0f} s")
+            return Outcome(0, (f"{file.name}: not done after {limit:.0f} s",))
         if not report.exists():
-            return Finding(op, path, "tests", _last(done.stdout + done.stderr))
-        return _judged(op, path, json.loads(report.read_text(encoding="utf-8")))
+            text = (done.stdout + done.stderr).strip()[-LONGEST_TEXT:]
+            return Outcome(0, (f"{file.name}: the process ended without a report: {text}",))
+        counts = json.loads(report.read_text(encoding="utf-8"))
+        failed = (f"{f['test']}: {f['error'][:LONGEST_TEXT]}" for f in counts["failed"])
+        return Outcome(counts["passed"], tuple(failed))
 
 
-def _judged(op: str, path: str, counts: dict) -> Finding:
-    failed = counts["failed"]
-    detail = f"{counts['passed']} passed, {len(failed)} failed"
-    error = None if counts["passed"] else "no test takes this path"
+def _environment() -> dict[str, str]:
+    paths = [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
+    threads = str(max(1, (os.cpu_count() or 1) // AT_ONCE))  # the references run on the CPU
+    own = {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    return {"OMP_NUM_THREADS": threads, **os.environ, **own}
+
+
+def judged(op: str, path: str, outcomes: Sequence[Outcome]) -> Finding:
+    failed = [error for outcome in outcomes for error in outcome.failed]
+    passed = sum(outcome.passed for outcome in outcomes)
+    detail = f"{passed} passed, {len(failed)} failed"
+    error = None if passed else "no test takes this path"
     if failed:
-        first = f"{failed[0]['test']}: {failed[0]['error'][:LONGEST_TEXT]}"
-        error = f"{detail}; first {first}"
+        error = f"{detail}; first {failed[0]}"
     return Finding(op, path, "tests", error, detail)
-
-
-def _last(text: str) -> str:
-    return f"the process ended without a report: {text.strip()[-LONGEST_TEXT:]}"

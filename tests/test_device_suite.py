@@ -26,7 +26,7 @@ from bench import (
     suite,
     windows,
 )
-from bench.device_tests import Finding
+from bench.device_tests import Finding, Outcome
 from bench.harness import Case
 from specdec_kernels import dispatch, native, proven
 from specdec_kernels.ops import ngram_lookup
@@ -169,7 +169,7 @@ def test_tests_run_on_the_path_and_come_back_as_a_finding(monkeypatch, tmp_path,
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("PYTEST_PLUGINS", "made_up_kernels")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    finding = device_tests.run_tests("commit_kv_", "cuda", "cpu", True, 300)
+    (finding,) = device_tests.run_all([("commit_kv_", "cuda")], "cpu", True)
     assert finding[:3] == ("commit_kv_", "cuda", "tests")
     if function == "right":
         assert finding.error is None and finding.detail.endswith(" passed, 0 failed")
@@ -180,12 +180,16 @@ def test_tests_run_on_the_path_and_come_back_as_a_finding(monkeypatch, tmp_path,
 def test_a_process_that_dies_or_hangs_is_a_finding(monkeypatch, tmp_path):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("PYTEST_PLUGINS", "made_up_kernels")
+    (file,) = device_tests.test_files("commit_kv_")
     (tmp_path / "made_up_kernels.py").write_text("import os; os.abort()")
-    finding = device_tests.run_tests("commit_kv_", "cuda", "cpu", True, 60)
-    assert finding.error.startswith("the process ended without a report")
+    dead = device_tests.run_file(file, "cuda", "cpu", True, 60)
+    assert dead.failed[0].startswith("test_commit_kv.py: the process ended without a report")
     (tmp_path / "made_up_kernels.py").write_text("import time; time.sleep(60)")
-    finding = device_tests.run_tests("commit_kv_", "cuda", "cpu", True, 1)
-    assert finding.error == "not done after 1 s"
+    slow = device_tests.run_file(file, "cuda", "cpu", True, 1)
+    assert slow.failed == ("test_commit_kv.py: not done after 1 s",)
+    finding = device_tests.judged("commit_kv_", "cuda", [Outcome(3, ()), slow])
+    assert finding.error == f"3 passed, 1 failed; first {slow.failed[0]}"
+    assert not device_tests.judged("commit_kv_", "cuda", [Outcome(0, ())]).passed
 
 
 def test_carried_tensors_keep_strides_overlaps_and_what_lies_between():
@@ -229,7 +233,7 @@ def whole(monkeypatch, kernel):
 def test_a_run_records_writes_and_prints(whole, kernel, capsys, tmp_path):
     kernel(right)
     files = tmp_path / "out.json", tmp_path / "out.md"
-    args = ["--device", "cuda", "--suite", "--quick"]
+    args = ["--device", "cuda", "--suite"]
     code = cli.main([*args, "--json", str(files[0]), "--markdown", str(files[1])])
     assert code == 0
     assert whole == [{(OP, "triton"): True}]
@@ -245,6 +249,14 @@ def test_a_run_records_writes_and_prints(whole, kernel, capsys, tmp_path):
     assert page.startswith("# Benchmarks: no GPU") and "driver 1.2" in page
     assert "| verify_greedy | triton | graph | passed: 2 shapes |" in page
     assert "| verify_greedy | B=2 T=4 V=111 fp32 | triton |" in page
+
+
+def test_a_quick_run_proves_nothing_but_failures(whole, kernel):
+    kernel(right)
+    assert cli.main(["--device", "cuda", "--suite", "--quick"]) == 0
+    kernel(wrong)
+    assert cli.main(["--device", "cuda", "--suite", "--quick"]) == 1
+    assert whole == [{}, {(OP, "triton"): False}]
 
 
 def test_a_failed_check_ends_in_exit_code_1_and_is_not_timed(whole, kernel, capsys):
