@@ -188,9 +188,8 @@ class CachedModel:
         return output
 
     def forward(self, tree: DraftTree) -> Tensor:
-        """Logits [B, T, V]; the window's K/V lie behind the rows' prefixes afterwards.
-
-        They, and `features`, hold until the next forward.
+        """Logits [B, T, V], which hold until the next forward; the window's K/V lie behind the
+        rows' prefixes afterwards.
         """
         forward = self._plain if self.steps is None else self.steps.run
         logits, self.features = forward(tree)

@@ -56,7 +56,7 @@ class Steps:
         self._capacity = recordings.kv.capacity
 
     def run(self, tree: DraftTree) -> Outputs:
-        """Logits and features of the tree's slots, valid until the next forward."""
+        """Logits and features of the tree's slots; the logits hold until the next forward."""
         self.prepared = False
         if self.findings.reason is not None:
             return self.plain(tree)
@@ -72,7 +72,9 @@ class Steps:
         except Exception as error:  # any that the model's code raises while it is recorded
             self.refuse(_text(error))
             return self.plain(tree)
-        return logits[:, : tree.width], None if features is None else features[:, : tree.width]
+        # A drafter may read features several steps later, when it drafts again.
+        kept = None if features is None else features[:, : tree.width].clone()
+        return logits[:, : tree.width], kept
 
     def _run(self, tree: DraftTree, width: int) -> Outputs:
         if not self.record:
