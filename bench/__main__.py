@@ -1,6 +1,7 @@
 """python -m bench [NAME ...] [--threads N] [--json FILE] [--quick] [--flex] [--list]
 python -m bench plot FILE.json -o FILE.png
-python -m bench acceptance [--method METHOD] [--json FILE]"""
+python -m bench acceptance [--method METHOD] [--json FILE]
+python -m bench --device cuda --suite [--quick] [--json FILE] [--markdown FILE] [OP ...]"""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from typing import Any, TextIO
 
 import torch
 
-from bench import acceptance, plot
+from bench import acceptance, plot, suite
 from bench.harness import Options, WrongResult, label, measure
 from bench.machine import load, machine_line, transformers_version, usable_cpus
 from bench.report import row, summary
@@ -36,7 +37,8 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, TextIO | None
         prog="python -m bench",
         description="Measures the ops against their rivals and the limits of the machine.",
         epilog="python -m bench plot FILE.json -o FILE.png draws what --json wrote; "
-        "python -m bench acceptance --help: how much of their drafts the drafters see accepted.",
+        "python -m bench acceptance --help: how much of their drafts the drafters see accepted; "
+        "--device cuda --suite: the GPU kernels, checked and measured.",
     )
     cpus = usable_cpus()
     parser.add_argument("names", nargs="*", metavar="NAME", help="all when none is given")
@@ -69,6 +71,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return plot.main(argv[1:])
     if argv and argv[0] == "acceptance":
         return acceptance.main(argv[1:])
+    if "--suite" in argv:
+        return suite.main(argv)
     args, output = parse(argv)
     if args.list:
         print("\n".join(available()))

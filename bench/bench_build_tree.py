@@ -56,19 +56,19 @@ def by_reference(x: Inputs, *, width: int) -> tuple[Tensor, ...]:
 
 
 def torch_and_loop(x: Inputs, *, width: int) -> tuple[Tensor, ...]:
-    batch, count = x.scores.shape
+    (batch, count), device = x.scores.shape, x.scores.device
     kept = x.scores.topk(width - 1).indices
-    slot_of = torch.zeros(batch, count + 1, dtype=torch.int32)
-    slots = torch.arange(1, width, dtype=torch.int32).expand(batch, -1)
+    slot_of = torch.zeros(batch, count + 1, dtype=torch.int32, device=device)
+    slots = torch.arange(1, width, dtype=torch.int32, device=device).expand(batch, -1)
     slot_of.scatter_(1, kept + 1, slots)
     links = slot_of.gather(1, x.parents.gather(1, kept).long() + 1)
     parents = torch.nn.functional.pad(links, (1, 0), value=-1)
     token_ids = torch.cat((x.root_token_ids[:, None], x.token_ids.gather(1, kept)), 1)
-    ancestors = torch.eye(width, dtype=torch.bool).repeat(batch, 1, 1)
-    rows = torch.arange(batch)
+    ancestors = torch.eye(width, dtype=torch.bool, device=device).repeat(batch, 1, 1)
+    rows = torch.arange(batch, device=device)
     for slot in range(1, width):
         ancestors[:, slot] |= ancestors[rows, parents[:, slot].long()]
-    words = (ancestors.long() << torch.arange(width)).sum(-1, keepdim=True)
+    words = (ancestors.long() << torch.arange(width, device=device)).sum(-1, keepdim=True)
     depth = ancestors.sum(-1, dtype=torch.int32) - 1
     return token_ids, parents, x.max_nodes.clone(), words, depth
 

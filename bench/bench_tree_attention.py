@@ -111,7 +111,7 @@ def block_mask(visible: Tensor) -> Any:
         return visible[b, 0, query, key]
 
     batch, _, size, keys = visible.shape
-    return create_block_mask(sees, batch, None, size, keys, device="cpu")
+    return create_block_mask(sees, batch, None, size, keys, device=str(visible.device))
 
 
 @cache
@@ -141,12 +141,12 @@ def shapes(quick: bool) -> Iterable[dict[str, Any]]:
             for ctx in (50, 1024) if quick else CONTEXTS:
                 for batch in (1,) if quick else (1, 4):
                     for size in (1, 8, 33) if quick else SIZES:
-                        yield _shape(size, ctx, batch, dtype, hq, hkv, dim)
+                        yield shape_of(size, ctx, batch, dtype, hq, hkv, dim)
             # four rows in fp32 would be 1 GB of K and V, and 4 GB repeated
             for batch in () if quick else (1, 4) if dtype == "bf16" else (1,):
-                yield _shape(6, LONG_CONTEXT, batch, dtype, hq, hkv, dim)
+                yield shape_of(6, LONG_CONTEXT, batch, dtype, hq, hkv, dim)
     for size in (8, 16, 64) if quick else ():
-        yield _shape(size, 4096, 1, "bf16", *HEADS[1])
+        yield shape_of(size, 4096, 1, "bf16", *HEADS[1])
 
 
 def worth_compiling(shape: dict[str, Any]) -> bool:
@@ -154,7 +154,7 @@ def worth_compiling(shape: dict[str, Any]) -> bool:
     return shape["T"] in FLEX_SIZES and shape["B"] == 1 and shape["ctx"] >= 1000
 
 
-def _shape(
+def shape_of(
     size: int, ctx: int, batch: int, dtype: str, hq: int, hkv: int, dim: int
 ) -> dict[str, Any]:
     return {"T": size, "ctx": ctx, "B": batch, "dtype": dtype, "Hq": hq, "Hkv": hkv, "D": dim}
@@ -166,16 +166,20 @@ def cases(options: Options) -> Iterable[Case]:
         rivals["hf_sdpa"] = hf_sdpa
     for shape in shapes(options.quick):
         with_flex = options.flex and worth_compiling(shape)
-        batch, size, keys = shape["B"], shape["T"], shape["ctx"] + shape["T"]
-        elements = 2 * shape["Hkv"] * keys + 2 * shape["Hq"] * size
-        yield Case(
-            shape=shape,
-            make=partial(make, shape=shape, flex=with_flex),
-            run=ours,
-            reference=by_reference,
-            rivals=rivals | ({"flex": flex} if with_flex else {}),
-            bytes=batch * elements * shape["D"] * DTYPES[shape["dtype"]].itemsize,
-            flops=4 * batch * shape["Hq"] * size * keys * shape["D"],
-            reads=lambda x: [x.k, x.v],
-            check=close,
-        )
+        yield case_of(shape, rivals | ({"flex": flex} if with_flex else {}), with_flex)
+
+
+def case_of(shape: dict[str, Any], rivals: dict[str, Function], with_flex: bool = False) -> Case:
+    batch, size, keys = shape["B"], shape["T"], shape["ctx"] + shape["T"]
+    elements = 2 * shape["Hkv"] * keys + 2 * shape["Hq"] * size
+    return Case(
+        shape=shape,
+        make=partial(make, shape=shape, flex=with_flex),
+        run=ours,
+        reference=by_reference,
+        rivals=rivals,
+        bytes=batch * elements * shape["D"] * DTYPES[shape["dtype"]].itemsize,
+        flops=4 * batch * shape["Hq"] * size * keys * shape["D"],
+        reads=lambda x: [x.k, x.v],
+        check=close,
+    )

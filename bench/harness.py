@@ -37,7 +37,7 @@ SLOW_CALL = 50e-3
 RIVALS = (
     "sdpa_bool", "sdpa_folded", "flex", "hf_sdpa", "torch_batched", "hf_speculative_sampling",
     "prompt_lookup", "ngram_lookup", "torch_linear", "index_copy", "arctic_inference",
-    "python_dict",
+    "python_dict", "torch_argmax", "torch_softmax", "torch_unfold", "flashinfer", "sgl_kernel",
 )  # fmt: skip
 READ = "read"
 OUTCOME = ("accepted", "rows", "rows_visited", "visited_bytes")
@@ -206,32 +206,33 @@ def number_of_sets(touched: int, held: int) -> int:
 
 
 def input_sets(case: Case, first: Any) -> list[Any]:
-    count = number_of_sets(case.bytes, _tensor_bytes(first))
+    count = number_of_sets(case.bytes, tensor_bytes(first))
     others = range(1, count)
     return [first, *(case.make(i) if case.vary else copy_of(first) for i in others)]
 
 
-def copy_of(value: Any) -> Any:
-    """The same values in tensors of their own; what is neither tensor nor container is shared."""
+def copy_of(value: Any, device: torch.device | None = None) -> Any:
+    """The same values in tensors of their own, on another device if one is given; what is neither
+    tensor nor container is shared."""
     if isinstance(value, Tensor):
-        return value.clone()
+        return value.clone() if device is None else value.to(device, copy=True)
     if isinstance(value, dict):
-        return {key: copy_of(item) for key, item in value.items()}
+        return {key: copy_of(item, device) for key, item in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(copy_of(item) for item in value))
+        return type(value)(*(copy_of(item, device) for item in value))
     if isinstance(value, (list, tuple)):
-        return type(value)(copy_of(item) for item in value)
+        return type(value)(copy_of(item, device) for item in value)
     return value
 
 
-def _tensor_bytes(value: Any) -> int:
+def tensor_bytes(value: Any) -> int:
     if isinstance(value, Tensor):
         return value.untyped_storage().nbytes()
     if isinstance(value, dict):
         value = value.values()
     elif not isinstance(value, (list, tuple)):
         return 0
-    return sum(_tensor_bytes(item) for item in value)
+    return sum(tensor_bytes(item) for item in value)
 
 
 def time_in_turns(

@@ -40,6 +40,11 @@ class RaggedKV:
                 store[layer] = old.new_empty(*old.shape[:2], self.capacity, old.shape[3])
                 store[layer][:, :, :used] = old[:, :, :used]
 
+    def start_again(self, max_slots: int) -> None:
+        """Empties the rows for another run; memory and addresses stay."""
+        self.max_slots = max_slots
+        self.set_lens([0] * self.batch)
+
     def write_prefill(self, layer: int, k: Tensor, v: Tensor, lens: list[int]) -> None:
         """Takes the K and V of a left-padded prompt, [B, Hkv, L, D], dropping the padding."""
         self._allocate(layer, k, v)
@@ -65,6 +70,17 @@ class RaggedKV:
                 values[b, :, start : start + width] = v[b]
         end = max(self.lens) + width
         return keys[:, :, :end], values[:, :, :end]
+
+    def write_at(self, layer: int, k: Tensor, v: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+        """Puts K and V, [B, Hkv, T, D], at the slots `places`, int64 [B, T], of a layer in use.
+
+        Nothing here depends on the lengths that the host knows. Returns the whole storage.
+        """
+        rows = torch.arange(self.batch, device=places.device)[:, None]
+        keys, values = self.keys[layer], self.values[layer]
+        keys.transpose(1, 2)[rows, places] = k.transpose(1, 2)
+        values.transpose(1, 2)[rows, places] = v.transpose(1, 2)
+        return keys, values
 
     def _allocate(self, layer: int, k: Tensor, v: Tensor) -> None:
         if layer not in self.keys:

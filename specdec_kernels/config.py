@@ -73,6 +73,13 @@ class SpeculativeConfig:
         mixtures of experts most of the gain, as experts and routers compute row by row where their
         weights are not [out, in]. Layers that cannot be helped (quantised, hooked) are named in a
         warning: the promise is off then.
+    graphs: "auto" records the verify forwards of a model on a CUDA device as CUDA graphs, one per
+        batch and window size (powers of two; a window is padded to the next), and keeps them and
+        their cache for later calls; it takes the memory of that cache until `unpatch`. Models that
+        cannot be recorded (hooks, a forward that reads values) run as they are, with a warning.
+        "off" records nothing.
+    compile: runs verify forwards through torch.compile, one compilation per batch and window size,
+        whatever the lengths; `linear` then has no effect, as the compiler treats those layers.
     model: the draft model, EAGLE head, MTP layers or block drafter: a folder, a Hub id (loaded in
         the target's dtype), or for "draft_model" a loaded transformers model. None for "mtp" is
         where the target came from. For "medusa" a folder or Hub id with
@@ -121,6 +128,8 @@ class SpeculativeConfig:
     posterior_threshold: float = 0.09
     posterior_alpha: float = 0.3
     linear: str = "auto"
+    graphs: str = "auto"
+    compile: bool = False
     model: Any = field(default=None, repr=False)
     draft_translation: str | None = None
     tokenizer: Any = field(default=None, repr=False)

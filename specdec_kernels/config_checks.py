@@ -19,6 +19,7 @@ METHODS = ("ngram", "suffix", *BY_MODEL, *ALONE)
 DRAFT_SAMPLE_METHODS = ("greedy", "probabilistic")
 DRAFT_TRANSLATIONS = ("intersection", "text")
 LINEAR_MODES = ("auto", "invariant", "off")
+GRAPH_MODES = ("auto", "off")
 RNGS = ("philox", "torch")
 
 LEAST = {
@@ -65,6 +66,7 @@ def check(config: SpeculativeConfig) -> None:
     _check_method(config.method)
     for name, choices in (
         ("linear", LINEAR_MODES),
+        ("graphs", GRAPH_MODES),
         ("rng", RNGS),
         ("rule", RULES),
         ("draft_sample_method", DRAFT_SAMPLE_METHODS),
@@ -81,6 +83,10 @@ def check(config: SpeculativeConfig) -> None:
             "prompt_lookup_min: expected at most prompt_lookup_max "
             f"({config.prompt_lookup_max}), got {config.prompt_lookup_min}"
         )
+    if not isinstance(config.compile, bool):
+        raise TypeError(f"compile: expected True or False, got {config.compile!r}")
+    if config.compile and config.linear == "invariant":
+        raise ValueError("compile: expected False with linear='invariant', got True")
     _check_suffix(config)
     _check_draft_model(config)
     _check_translation(config)

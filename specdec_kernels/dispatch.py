@@ -2,12 +2,14 @@
 
 Order: an explicit `backend=`, the `use_backend` context, the variable SPECDEC_BACKEND as it was
 when the package was imported, else the first implementation of the op that suits the tensors'
-device. An explicit choice never falls back.
+device. On CUDA tensors that is the first of GPU_BACKENDS that has passed its suite on the device,
+else the reference. An explicit choice never falls back.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import os
 import threading
@@ -18,8 +20,10 @@ import torch
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from specdec_kernels import native
+from specdec_kernels.proven import is_proven
 
 BACKENDS = ("reference", "cpu", "triton", "cuda")
+GPU_BACKENDS = ("cuda", "triton")  # best first
 LIBRARY = torch.library.Library("specdec_kernels", "DEF")
 # Of every op: backend to function, best first.
 IMPLEMENTATIONS: dict[str, Mapping[str, Callable]] = {}
@@ -89,6 +93,23 @@ def pick(
     return implementations[wanted]
 
 
+def default_on(op: str, device: torch.device) -> str:
+    """The backend of `op` that runs on CUDA tensors when none is asked for."""
+    for backend in GPU_BACKENDS:
+        if (
+            backend in IMPLEMENTATIONS[op]
+            and why_unavailable(backend, device.type) is None
+            and is_proven(op, backend, device)
+        ):
+            return backend
+    return "reference"
+
+
+@functools.cache
+def _default_implementation(op: str, device: torch.device) -> Callable:
+    return IMPLEMENTATIONS[op][default_on(op, device)]
+
+
 def triton_kernel(op: str) -> Callable:
     """What `specdec_kernels/ops/OP/triton.py` calls OP: imported at the first call, as Triton is
     optional and slow to import."""
@@ -109,14 +130,17 @@ def register(
     LIBRARY.define(f"{name}{schema}")
     IMPLEMENTATIONS[name] = implementations
 
-    def run_on(device_type: str) -> Callable:
-        def run(*args: Any, backend: str = "", **kwargs: Any) -> Any:
-            return pick(name, implementations, device_type, backend)(*args, **kwargs)
+    def run_on_cpu(*args: Any, backend: str = "") -> Any:
+        return pick(name, implementations, "cpu", backend)(*args)
 
-        return run
+    def run_on_cuda(*args: Any, backend: str = "") -> Any:
+        if backend or asked_for():
+            return pick(name, implementations, "cuda", backend)(*args)
+        first = args[0] if isinstance(args[0], torch.Tensor) else args[0][0]
+        return _default_implementation(name, first.device)(*args)
 
-    LIBRARY.impl(name, run_on("cpu"), "CPU")
-    LIBRARY.impl(name, run_on("cuda"), "CUDA")
+    LIBRARY.impl(name, run_on_cpu, "CPU")
+    LIBRARY.impl(name, run_on_cuda, "CUDA")
 
     def fake_without_backend(*args: Any, backend: str = "", **kwargs: Any) -> Any:
         return fake(*args, **kwargs)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from specdec_kernels import __version__, native
+from specdec_kernels import __version__, native, proven
 from specdec_kernels.cli import machine, selftest
 from specdec_kernels.cli import model as models
 from specdec_kernels.cli.console import CliError, check_json_target, write_json
@@ -17,6 +17,7 @@ from specdec_kernels.cli.options import DTYPES, add_json, whole
 DRAFT_OPTIONS = (
     "target", "prompt", "file", "max_new_tokens", "num_speculative_tokens", "dtype", "threads"
 )  # fmt: skip
+NOTHING_PROVEN = "nothing yet, python -m bench --device cuda --suite does that"
 OPENMP = ("libgomp", "libiomp5", "libomp")
 
 
@@ -83,6 +84,7 @@ def examine() -> dict[str, Any]:
         "machine": facts,
         "openmp": openmp_runtimes(),
         "backends": backends(),
+        "proven": proven_paths(),
         "model_package": models.package_missing() or "installed",
         "self_test": tests,
         "passed": bool(tests) and all(test["passed"] for test in tests),
@@ -101,6 +103,15 @@ def backends() -> dict[str, str]:
         reasons = [reason for reason in (missing, no_device) if reason]
         state[name] = "; ".join(reasons) or "available"
     return state
+
+
+def proven_paths() -> dict[str, dict[str, list[str]]]:
+    """By CUDA device and op, the paths whose suite has passed there: they run by themselves."""
+    devices = [torch.device("cuda", i) for i in range(torch.cuda.device_count())]
+    return {
+        f"{device} {torch.cuda.get_device_name(device)}": proven.proven_on(device)
+        for device in devices
+    }
 
 
 def openmp_runtimes() -> list[str]:
@@ -129,6 +140,9 @@ def _lines(report: dict[str, Any]) -> list[str]:
         lines.append("           more than one OpenMP runtime is loaded: threads may compete")
     lines += [f"{'backend' if i == 0 else '':10} {name}: {state}"
               for i, (name, state) in enumerate(report["backends"].items())]  # fmt: skip
+    for device, found in report["proven"].items():
+        known = "; ".join(f"{op}: {', '.join(paths)}" for op, paths in found.items())
+        lines.append(f"proven     {device}: {known or NOTHING_PROVEN}")
     lines += [f"model      {report['model_package']}", "self-test"]
     for test in report["self_test"]:
         mark = "ok  " if test["passed"] else "FAIL"

@@ -26,6 +26,8 @@ class Loop:
     max_positions: the model's position limit; no draft goes beyond it.
     features: of the prompts, [B, S, n].
     requests: counts of each row alone, where they are wanted.
+    prepared: whether the last forward did work that later ones of its width need not do; what it
+        took says nothing about them.
     """
 
     forward: Callable[[DraftTree], tuple[Tensor, Tensor | None]]
@@ -38,6 +40,7 @@ class Loop:
     max_positions: int | None = None
     features: Tensor | None = None
     requests: Sequence[Metrics] = ()
+    prepared: Callable[[], bool] = lambda: False
 
     def run(self) -> None:
         """Steps until every row is finished."""
@@ -61,9 +64,9 @@ class Loop:
         logits, features = self.forward(tree)
         seconds["verify"] += (forward_seconds := _since(started))
 
-        started = time.perf_counter()
         decision = self.verifier.verify(logits, tree, self.rows)
-        seconds["sample"] += _since(started)
+        decided_seconds = _since(started)
+        seconds["sample"] += decided_seconds - forward_seconds
 
         started = time.perf_counter()
         self.cache.commit(decision.path, decision.num_kept)
@@ -71,7 +74,10 @@ class Loop:
         self.drafter.commit(decision, features)
         seconds["commit"] += _since(started)
 
-        self.controller.costs.record(len(active), tree.width, forward_seconds)
+        if not self.prepared():
+            # Another device has only been told what to do until the decision is read from it.
+            spent = forward_seconds if logits.is_cpu else decided_seconds
+            self.controller.costs.record(len(active), tree.width, spent)
         self.record(active, confidence, tree, decision)
 
     def propose(self, active: list[bool]) -> tuple[list[int], DraftTree]:

@@ -89,7 +89,9 @@ def _on_cpu(*, max_n: int, **options: Any) -> Search:
     return (OpSearch if long else IndexSearch)(max_n=max_n, **options)
 
 
-_SEARCHES: dict[str, Callable[..., Search]] = {"cpu": _on_cpu, "reference": OpSearch}
+_SEARCHES: dict[str, Callable[..., Search]] = {
+    "cpu": _on_cpu, "reference": OpSearch, "triton": OpSearch, "cuda": OpSearch
+}  # fmt: skip
 
 
 def make_search(device_type: str, **options: Any) -> Search:

@@ -11,6 +11,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 
 from specdec_kernels.cache import RaggedKV
 
+FAR = 1 << 20
 ROLLBACK_LAYERS = ("DynamicLayer", "DynamicSlidingWindowLayer")
 
 
@@ -34,14 +35,20 @@ class RaggedLayer(CacheLayerMixin):
         if self.cache.prefilling:
             self.cache.kv.write_prefill(self.index, k, v, self.cache.prompt_lens)
             return k, v
+        if self.cache.places is not None:
+            return self.cache.kv.write_at(self.index, k, v, self.cache.places)
         return self.cache.kv.write_window(self.index, k, v)
 
     def get_mask_sizes(self, query: int | Tensor) -> tuple[int, int]:
         length = query if isinstance(query, int) else query.shape[0]
-        return (length if self.cache.prefilling else max(self.cache.kv.lens) + length), 0
+        return self.get_seq_length() + length, 0
 
     def get_seq_length(self, *args: Any) -> int:
-        return 0 if self.cache.prefilling else max(self.cache.kv.lens)
+        if self.cache.prefilling:
+            return 0
+        if self.cache.places is not None:
+            return FAR
+        return max(self.cache.kv.lens)
 
     def get_max_length(self) -> int:
         return self.cache.kv.max_slots
@@ -50,7 +57,12 @@ class RaggedLayer(CacheLayerMixin):
 
 
 class RaggedCache(Cache):
-    """In prefill, K and V pass through to the model's own attention and are stored compacted."""
+    """In prefill, K and V pass through to the model's own attention and are stored compacted.
+
+    places: set while a forward runs that will be recorded or compiled: the window's K and V go to
+        these slots of the rows, int64 [B, T], and the layers tell the model FAR in place of the
+        length, which changes; a model that computes with it gives other logits.
+    """
 
     def __init__(self, model: PreTrainedModel, kv: RaggedKV, prompt_lens: list[int]):
         originals = cache_layers(model)
@@ -64,6 +76,7 @@ class RaggedCache(Cache):
         self.kv = kv
         self.prompt_lens = prompt_lens
         self.prefilling = True
+        self.places: Tensor | None = None
         kv.reserve(max(prompt_lens))
 
     def end_prefill(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,15 @@ from transformers import PreTrainedModel
 from specdec_kernels.hf.attention import UnsupportedModelError
 
 BEFORE_NORM = -(10**6)  # far from what a wrong config may ask for
+
+
+class _Here(threading.local):
+    """Where the forward that this thread runs leaves its hidden states."""
+
+    found: dict[int, Tensor] | None = None
+
+
+_here = _Here()
 
 
 class FeatureTap:
@@ -39,39 +48,47 @@ class FeatureTap:
                     f"hidden layers: expected ids from 0 to {len(self._blocks)} for "
                     f"{type(model).__name__}, got {k}"
                 )
+        self._hooks = [self._hook_of(k) for k in self.layers]
 
     @contextlib.contextmanager
     def caught(self) -> Iterator[dict[int, Tensor]]:
         """Maps id to [B, T, d] once the forward inside has run; of several, the last one counts."""
         found: dict[int, Tensor] = {}
-        thread = threading.get_ident()
+        with contextlib.ExitStack() as stack:
+            for module, hook, is_before in self._hooks:
+                if is_before:
+                    handle = module.register_forward_pre_hook(hook, with_kwargs=True)
+                else:
+                    handle = module.register_forward_hook(hook)
+                stack.callback(handle.remove)
+            _here.found = found
+            try:
+                yield found
+            finally:
+                _here.found = None
 
-        def before(k: int) -> Any:
-            def hook(module: nn.Module, args: tuple, options: dict[str, Any]) -> None:
-                if threading.get_ident() == thread:
-                    found[k] = args[0] if args else options["hidden_states"]
+    def _hook_of(self, k: int) -> tuple[nn.Module, Callable[..., None], bool]:
+        """Module, hook, and whether it runs before the module. The same functions for every
+        forward: others would have it compiled anew.
+        """
 
-            return hook
+        def before(module: nn.Module, args: tuple, options: dict[str, Any]) -> None:
+            if _here.found is not None:
+                _here.found[k] = args[0] if args else options["hidden_states"]
 
         def behind(module: nn.Module, args: tuple, output: Any) -> None:
-            if threading.get_ident() == thread:
-                found[BEFORE_NORM] = output[0] if isinstance(output, tuple) else output
+            if _here.found is not None:
+                _here.found[k] = output[0] if isinstance(output, tuple) else output
 
         def at_the_end(module: nn.Module, args: tuple, output: Any) -> None:
-            if threading.get_ident() == thread:
-                found[len(self._blocks)] = output[0]
+            if _here.found is not None:
+                _here.found[k] = output[0]
 
-        with contextlib.ExitStack() as stack:
-            for k in self.layers:
-                if k == BEFORE_NORM:
-                    handle = self._blocks[-1].register_forward_hook(behind)
-                elif k < len(self._blocks):
-                    block = self._blocks[k]
-                    handle = block.register_forward_pre_hook(before(k), with_kwargs=True)
-                else:
-                    handle = self._decoder.register_forward_hook(at_the_end)
-                stack.callback(handle.remove)
-            yield found
+        if k == BEFORE_NORM:
+            return self._blocks[-1], behind, False
+        if k < len(self._blocks):
+            return self._blocks[k], before, True
+        return self._decoder, at_the_end, False
 
     def joined(self, found: dict[int, Tensor]) -> Tensor | None:
         """What was caught, side by side in the order of `layers`: [B, T, L * d]."""

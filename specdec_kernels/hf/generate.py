@@ -24,6 +24,7 @@ from specdec_kernels.decoding.verify import Verifier, WalkVerifier
 from specdec_kernels.drafting.factory import Sources, make_drafter
 from specdec_kernels.drafting.marginals import MarginalDrafter
 from specdec_kernels.hf.attention import UnsupportedModelError
+from specdec_kernels.hf.buffers import bucket_of
 from specdec_kernels.hf.model import CachedModel, max_positions
 from specdec_kernels.hf.processors import of_unknown_state
 from specdec_kernels.hf.seeds import generator_state
@@ -80,6 +81,8 @@ def generate(
         elif restore_generator is not None:
             restore_generator()
         raise
+    finally:
+        run.target.end()
     run.end_stream()
     return run.output()
 
@@ -110,7 +113,8 @@ class Run:
         self.walk: Walk | None = None
         self.verifier = self._verifier(processors)
         assert engine.runner is not None
-        slots = max(self.rows.prompt_lens) + self.rows.max_new_tokens + 1
+        widest = bucket_of(1 + engine.config.most_drafted)
+        slots = max(self.rows.prompt_lens) + self.rows.max_new_tokens + widest
         size = len(self.rows), slots, input_ids.device, engine.warn
         self.draft = None if engine.draft is None else engine.draft.run(*size)
         self.drafter = make_drafter(
@@ -194,6 +198,7 @@ class Run:
             max_positions(self.model),
             self.target.features,
             self.requests,
+            lambda: self.target.prepared,
         )
         with contextlib.ExitStack() as stack:
             for model in (self.target, self.draft):

@@ -13,10 +13,21 @@ from transformers import PreTrainedModel
 from specdec_kernels.cache import RaggedKV
 from specdec_kernels.dispatch import asked_for
 from specdec_kernels.hf.attention import Flip, UnsupportedModelError, Window
+from specdec_kernels.hf.buffers import WindowBuffers
 from specdec_kernels.hf.cache import RaggedCache
+from specdec_kernels.hf.compiled import CompiledForwards, let_capacity_vary, logits_of
 from specdec_kernels.hf.features import FeatureTap, compacted
+from specdec_kernels.hf.graphs import (
+    Outputs,
+    Recordings,
+    Shelf,
+    can_record,
+    state_of,
+    why_not_recorded,
+)
 from specdec_kernels.hf.invariant import Survey
 from specdec_kernels.hf.layers import LayerFlip
+from specdec_kernels.hf.steps import Findings, Steps
 from specdec_kernels.hf.support import cache_argument
 from specdec_kernels.tree import DraftTree
 
@@ -31,14 +42,21 @@ def max_positions(model: PreTrainedModel) -> int | None:
 class Runner:
     """Runs forwards with our attention and our layers; it outlives the runs, and keeps no model.
 
-    linear: as in SpeculativeConfig.
+    linear, graphs, compile: as in SpeculativeConfig.
     """
 
-    def __init__(self, model: PreTrainedModel, linear: str):
+    def __init__(
+        self, model: PreTrainedModel, linear: str, graphs: str = "off", compile: bool = False
+    ):
         self.flip = Flip(model)
         self.invariant = linear == "invariant"
-        self.layers = None if linear == "off" else LayerFlip(model, invariant=self.invariant)
+        ours = linear != "off" and not compile
+        self.layers = LayerFlip(model, invariant=self.invariant) if ours else None
         self.split_size = SPLIT_SIZE if self.invariant else 0
+        self.graphs = graphs
+        self.compiled = CompiledForwards() if compile else None
+        self.findings = Findings()
+        self.shelf = Shelf()
         self._surveyed: set[bool] = set()
 
     def prefill(self) -> contextlib.AbstractContextManager[None]:
@@ -60,12 +78,32 @@ class Runner:
             self._survey(model, window, inputs, warn)
         return self._forward(model, window, inputs)
 
-    def _forward(self, model: PreTrainedModel, window: Window, inputs: dict[str, Any]) -> Tensor:
+    def records(self, device: torch.device) -> bool:
+        """Whether verify forwards on this device are recorded, unless something stands against."""
+        return self.graphs == "auto" and can_record(device) and not self.invariant
+
+    def compiled_logits(
+        self, model: PreTrainedModel, window: Window, inputs: dict[str, Any]
+    ) -> Tensor:
+        """`logits`, compiled where that is asked for; one compilation per shape of the window."""
+        if self.compiled is None:
+            return self._forward(model, window, inputs)
+        return self._forward(
+            model, window, inputs, self.compiled.of(tuple(window.tree.draft_token_ids.shape))
+        )
+
+    def _forward(
+        self,
+        model: PreTrainedModel,
+        window: Window,
+        inputs: dict[str, Any],
+        forward: Callable[..., Tensor] = logits_of,
+    ) -> Tensor:
         with contextlib.ExitStack() as stack:
             stack.enter_context(self.flip.verify(window))
             if self.layers is not None:
                 stack.enter_context(self.layers.verify(window.tree.draft_token_ids.numel()))
-            logits = model(**inputs).logits
+            logits = forward(model, inputs)
         if window.calls == 0:
             raise UnsupportedModelError(
                 f"{type(model).__name__} does not use the attention interface"
@@ -122,8 +160,19 @@ class CachedModel:
         self.model, self.runner, self.warn = model, runner, warn
         self.tap = FeatureTap(model, hidden_layers)
         self.features: Tensor | None = None
-        self.kv = RaggedKV(batch, max_slots, device)
         self.cache: RaggedCache | None = None
+        recorded = runner.records(device)
+        kept = runner.shelf.take(model, batch, max_slots) if recorded else None
+        self.kv = RaggedKV(batch, max_slots, device) if kept is None else kept.kv
+        self.steps: Steps | None = None
+        if recorded or runner.compiled is not None:
+            recordings = kept or Recordings(self.kv, state_of(model))
+            self.steps = Steps(
+                self._plain, self._fixed, recordings, runner.findings, warn, record=recorded
+            )
+            reason = why_not_recorded(model) if recorded else None
+            if reason is not None:
+                self.steps.refuse(reason)
 
     def prefill_by(self, forward: Callable[[dict[str, Any]], Any], lens: list[int]) -> Any:
         """Stores the K/V of left-padded rows of `lens` tokens, by the model's own attention.
@@ -139,23 +188,63 @@ class CachedModel:
         return output
 
     def forward(self, tree: DraftTree) -> Tensor:
-        """Logits [B, T, V]; the window's K/V lie behind the rows' prefixes afterwards."""
-        assert self.cache is not None
-        ids, prefix = tree.draft_token_ids, self.kv.prefix_len.long()[:, None]
+        """Logits [B, T, V], which hold until the next forward; the window's K/V lie behind the
+        rows' prefixes afterwards.
+        """
+        forward = self._plain if self.steps is None else self.steps.run
+        logits, self.features = forward(tree)
+        return logits
+
+    @property
+    def prepared(self) -> bool:
+        """Whether the last forward did work that later ones of its width need not do."""
+        return self.steps is not None and self.steps.prepared
+
+    def end(self) -> None:
+        """After the run, whatever its end: what was recorded is kept for the next one."""
+        if self.steps is not None:
+            self.runner.shelf.put(self.model, self.steps.recordings)
+
+    def _plain(self, tree: DraftTree) -> Outputs:
+        prefix = self.kv.prefix_len.long()[:, None]
         slots = torch.arange(tree.width, device=prefix.device)
         depth = slots if tree.depth is None else tree.depth
+        # Behind its nodes a row may stand beyond the last position that the model has.
+        positions = (prefix + depth) * (slots < tree.num_nodes[:, None])
+        inputs = self._inputs(tree, positions, max(self.kv.lens) + slots)
+        with self.tap.caught() as caught:
+            logits = self.runner.logits(self.model, self._window(tree), inputs, self.warn)
+        return logits, self.tap.joined(caught)
+
+    def _fixed(self, buffers: WindowBuffers) -> Outputs:
+        """The same over buffers, without a number of the host's that changes between steps."""
+        assert self.cache is not None
+        tree = buffers.tree
+        inputs = self._inputs(tree, buffers.position_ids(), buffers.cache_position())
+        if self.runner.compiled is not None:
+            let_capacity_vary(self.kv)
+        self.cache.places = buffers.places()
+        try:
+            with self.tap.caught() as caught:
+                logits = self.runner.compiled_logits(self.model, self._window(tree), inputs)
+        finally:
+            self.cache.places = None
+        return logits, self.tap.joined(caught)
+
+    def _window(self, tree: DraftTree) -> Window:
+        assert self.cache is not None
+        return Window(tree, self.kv.prefix_len, self.cache.sliding, self.runner.split_size)
+
+    def _inputs(
+        self, tree: DraftTree, position_ids: Tensor, cache_position: Tensor
+    ) -> dict[str, Any]:
         inputs = {
-            "input_ids": ids,
-            # Behind its nodes a row may stand beyond the last position that the model has.
-            "position_ids": (prefix + depth) * (slots < tree.num_nodes[:, None]),
+            "input_ids": tree.draft_token_ids,
+            "position_ids": position_ids,
             cache_argument(self.model): self.cache,
             "use_cache": True,
             "return_dict": True,
         }
         if not hasattr(self.model, "_prefill"):
-            inputs["cache_position"] = max(self.kv.lens) + slots
-        window = Window(tree, self.kv.prefix_len, self.cache.sliding, self.runner.split_size)
-        with self.tap.caught() as caught:
-            logits = self.runner.logits(self.model, window, inputs, self.warn)
-        self.features = self.tap.joined(caught)
-        return logits
+            inputs["cache_position"] = cache_position
+        return inputs

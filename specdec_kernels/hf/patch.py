@@ -64,7 +64,9 @@ class Engine:
         self.unsupported = support(model).reason
         self.proven = False
         self.warned: set[str] = set()
-        self.runner = None if self.unsupported else Runner(model, config.linear)
+        self.runner: Runner | None = None
+        if not self.unsupported:
+            self.runner = Runner(model, config.linear, config.graphs, config.compile)
         self.draft: Drafting | None = None
         if not self.unsupported and any(method in BY_MODEL for method in config.methods):
             self.draft = _load(config, model)

@@ -18,7 +18,7 @@ from transformers.generation.stopping_criteria import (
     StopStringCriteria,
 )
 
-from specdec_kernels.dispatch import asked_for, why_unavailable
+from specdec_kernels.dispatch import asked_for, default_on, why_unavailable
 from specdec_kernels.hf.cache import ROLLBACK_LAYERS, cache_layers
 
 ROW_WISE_CRITERIA = (EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StopStringCriteria)
@@ -130,14 +130,21 @@ def rope_reason(text: Any) -> str | None:
 
 
 def _device_reason(model: PreTrainedModel) -> str | None:
-    devices = {p.device.type for p in model.parameters()}
-    if len({p.device for p in model.parameters()}) > 1:
+    devices = {p.device for p in model.parameters()}
+    if len(devices) > 1:
         return "models split over several devices are not supported"
-    device = devices.pop() if devices else "cpu"
+    device = devices.pop() if devices else torch.device("cpu")
     forced = asked_for()
-    if device == "cpu" or (forced and why_unavailable(forced, device) is None):
+    if device.type == "cpu" or (forced and why_unavailable(forced, device.type) is None):
         return None
-    return f"there are no kernels for {device} tensors in this version"
+    if device.type != "cuda":
+        return f"there are no kernels for {device.type} tensors in this version"
+    if default_on("tree_attention", device) == "reference":
+        return (
+            "no kernels have been proven on this GPU; `python -m bench --device cuda --suite` "
+            "does that, or name a backend in SPECDEC_BACKEND"
+        )
+    return None
 
 
 def why_plain(

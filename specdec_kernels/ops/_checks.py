@@ -53,6 +53,8 @@ _known_shapes: dict[str, list[str]] = {}
 
 
 def _letters(shape: str) -> list[str]:
+    if torch.compiler.is_dynamo_compiling():  # it would compile anew when the dictionary grows
+        return [part.strip() for part in shape.split(",")]
     letters = _known_shapes.get(shape)
     if letters is None:
         letters = _known_shapes[shape] = [part.strip() for part in shape.split(",")]
