@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+
+LOG = logging.getLogger("specdec_kernels")
 
 
 class Chip(NamedTuple):
@@ -45,6 +49,12 @@ def _device_chip(device: torch.device) -> Chip:
     )
 
 
+@functools.cache
+def _say_once(name: str, device: torch.device) -> None:
+    """A first call compiles, which takes seconds; Triton keeps the result on disk."""
+    LOG.info("compiling %s for %s unless it is in Triton's cache", name, device)
+
+
 def launch(kernel: Any, grid: Sequence[int], like: Tensor, *args: Any, **options: Any) -> None:
     """Runs `kernel` on the device and the current stream of `like`; nothing for an empty grid.
 
@@ -53,6 +63,8 @@ def launch(kernel: Any, grid: Sequence[int], like: Tensor, *args: Any, **options
     """
     if 0 in grid:
         return
+    if like.is_cuda:
+        _say_once(kernel.fn.__name__, like.device)
     on_device = torch.cuda.device(like.device) if like.is_cuda else contextlib.nullcontext()
     with on_device:
         kernel[tuple(grid)](*args, enable_fp_fusion=False, **options)
