@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-
 LOG = logging.getLogger("specdec_kernels")
 
 
