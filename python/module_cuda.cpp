@@ -6,6 +6,8 @@ namespace specdec {
 namespace py = pybind11;
 
 void bind_commit_kv_cuda(py::module_& m);
+void bind_rejection_sample_cuda(py::module_& m);
+void bind_sample_cuda(py::module_& m);
 void bind_verify_greedy_cuda(py::module_& m);
 #if defined(SPECDEC_CUDA_EMULATED)
 void bind_emulation(py::module_& m);
@@ -17,6 +19,8 @@ PYBIND11_MODULE(_cuda, m) {
   using namespace specdec;
   m.doc() = "CUDA kernels of specdec_kernels. Call them through specdec_kernels.ops.";
   bind_commit_kv_cuda(m);
+  bind_rejection_sample_cuda(m);
+  bind_sample_cuda(m);
   bind_verify_greedy_cuda(m);
 #if defined(SPECDEC_CUDA_EMULATED)
   bind_emulation(m);
