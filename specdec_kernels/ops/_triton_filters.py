@@ -32,6 +32,7 @@ from specdec_kernels.ops._triton_logits import (
     Logits,
     Window,
     centre,
+    launch_large,
     load_tile,
     nodes_of,
 )
@@ -103,7 +104,7 @@ def prepare(logits: Tensor, edits: Edits, window: Window, filters: Filters) -> B
     if filters.top_k is not None:
         bins = logits.new_zeros((rows.rows, 2, BINS.value), dtype=torch.int64)
         launch(_weigh_kernel, (rows.rows * cuts.count,), logits, batch, bins, num_warps=WARPS)
-    launch(_threshold_kernel, (rows.rows,), logits, batch, bins, num_warps=16)
+    launch_large(_threshold_kernel, (rows.rows,), logits, batch, bins)
     return batch
 
 

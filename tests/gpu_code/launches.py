@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specdec_kernels.tree import SamplingParams
+
 Call = Callable[[], Any]
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -81,8 +83,74 @@ def tree_attention(every: bool) -> Iterator[Call]:
                     yield call(dtype, size, page=page, window=512, softcap=5.0)
 
 
+def sampling_params(rows: int, vocab: int, width: int | None, edits: bool) -> SamplingParams:
+    sampling = SamplingParams.make(rows)
+    if not edits:
+        return sampling
+    words = (rows, *([width] if width else []), (vocab + 31) // 32)
+    return sampling._replace(
+        token_ids=int64(rows, 100),
+        token_bias=torch.ones(rows, 100),
+        token_counts=int32(rows, 100),
+        repetition_penalty=torch.ones(rows),
+        presence_penalty=torch.ones(rows),
+        frequency_penalty=torch.ones(rows),
+        allowed_tokens=int32(*words),
+    )
+
+
+def verify_greedy(every: bool) -> Iterator[Call]:
+    for dtype in DTYPES if every else DTYPES[:1]:
+        for vocab in (151936, 50257) if every else (151936,):
+            logits = torch.empty(2, 8, vocab, dtype=dtype)
+            window = (int64(2, 8), int32(2, 8), int32(2))
+            yield functools.partial(launcher("verify_greedy"), logits, *window)
+
+
+def sample(every: bool) -> Iterator[Call]:
+    for dtype in DTYPES if every else DTYPES[:1]:
+        for vocab in (151936, 50257) if every else (151936,):
+            for edits in (False, True):
+                fields = sampling_params(4, vocab, None, edits)
+                logits = torch.empty(4, vocab, dtype=dtype)
+                yield functools.partial(launcher("sample"), logits, *fields, 2)
+
+
+def topk_logprobs(every: bool) -> Iterator[Call]:
+    for dtype in DTYPES if every else DTYPES[:1]:
+        for vocab in (151936, 50257, 1000) if every else (151936,):
+            yield functools.partial(
+                launcher("topk_logprobs"), torch.empty(4, vocab, dtype=dtype), 10
+            )
+
+
+def rejection_sample(every: bool) -> Iterator[Call]:
+    def call(rule: str, draft: int, is_mapped: bool, edits: bool, dtype: torch.dtype) -> Call:
+        logits = torch.empty(2, 8, 151936, dtype=dtype)
+        window = (int64(2, 8), torch.arange(-1, 7).int().expand(2, -1).contiguous(), int32(2))
+        fields = sampling_params(2, 151936, 8, edits)
+        draft_logits = torch.empty(2, 8, draft, dtype=dtype) if draft else None
+        vocab_map = torch.arange(draft) if is_mapped else None
+        options = (draft_logits, vocab_map, rule, 0.09, 0.3)
+        return functools.partial(launcher("rejection_sample"), logits, *window, *fields, *options)
+
+    for dtype in DTYPES if every else DTYPES[:1]:
+        for edits in (False, True) if every else (False,):
+            yield call("coupled", 0, False, edits, dtype)
+            yield call("typical", 0, False, edits, dtype)
+            for rule in ("recursive", "block"):
+                yield call(rule, 0, False, edits, dtype)
+                yield call(rule, 151936, False, edits, dtype)
+                if every:
+                    yield call(rule, 32000, True, edits, dtype)
+
+
 LAUNCHES: dict[str, Callable[[bool], Iterator[Call]]] = {
     "commit_kv_": commit_kv_,
     "ngram_lookup": ngram_lookup,
+    "rejection_sample": rejection_sample,
+    "sample": sample,
+    "topk_logprobs": topk_logprobs,
     "tree_attention": tree_attention,
+    "verify_greedy": verify_greedy,
 }

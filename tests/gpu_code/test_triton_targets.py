@@ -39,10 +39,10 @@ def compiled(target: str, *options: str) -> list[Kernel]:
 
 
 def kernels_of_the_package() -> set[str]:
-    """Names of what has the name of a kernel, in all triton*.py of the ops."""
+    """Names of what has the name of a kernel, in all triton*.py and _triton*.py of the ops."""
     names: set[str] = set()
     for module in pkgutil.walk_packages(ops.__path__, "specdec_kernels.ops."):
-        if module.name.rpartition(".")[2].startswith("triton"):
+        if module.name.rpartition(".")[2].lstrip("_").startswith("triton"):
             names |= vars(importlib.import_module(module.name)).keys()
     return {name for name in names if name.startswith("_") and name.endswith("_kernel")}
 

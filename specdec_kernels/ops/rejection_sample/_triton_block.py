@@ -17,7 +17,7 @@ from torch import Tensor
 from specdec_kernels.ops._triton import launch
 from specdec_kernels.ops._triton_extremes import row_of_program
 from specdec_kernels.ops._triton_filters import largest_of_tile
-from specdec_kernels.ops._triton_logits import BLOCK, WARPS, nodes_of
+from specdec_kernels.ops._triton_logits import BLOCK, launch_large, nodes_of
 from specdec_kernels.ops._triton_numerics import mass_as_float, to_mass
 from specdec_kernels.ops._triton_random import coin
 from specdec_kernels.ops._triton_walk import append
@@ -63,9 +63,7 @@ def walk_block(case: Case, acceptance: Acceptance) -> Ends:
     draft = dict(DRAFT=case.draft is not None)
     constants = dict(WIDTH=window_width(target), **draft)
     launch(_weights_kernel, (batch,), like, case, acceptance, chain, **constants)
-    launch(
-        _residuals_kernel, (batch * width * pieces,), like, case, chain, **draft, num_warps=WARPS
-    )
+    launch_large(_residuals_kernel, (batch * width * pieces,), like, case, chain, **draft)
     launch(_walk_block_kernel, (batch,), like, case, acceptance, chain, ends, num_warps=1)
     return ends
 

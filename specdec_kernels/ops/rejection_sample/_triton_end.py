@@ -7,11 +7,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdec_kernels.ops._triton import launch
 from specdec_kernels.ops._triton_draw import better
 from specdec_kernels.ops._triton_extremes import best_key
 from specdec_kernels.ops._triton_filters import largest_of_tile, values_of_tile
-from specdec_kernels.ops._triton_logits import BLOCK, WARPS, nodes_of
+from specdec_kernels.ops._triton_logits import BLOCK, launch_large, nodes_of
 from specdec_kernels.ops._triton_numerics import log, pair_index, pair_key, pair_value
 from specdec_kernels.ops._triton_random import BONUS, LARGEST_GUMBEL, RESIDUAL
 from specdec_kernels.ops._triton_walk import finish_row, next_child
@@ -38,10 +37,8 @@ def emit(case: Case, ends: Ends, sums: Tensor | None, acceptance: Acceptance) ->
     batch, width = like.shape[0], window_width(case.target)
     keys = like.new_empty((batch, pieces), dtype=torch.int64)
     kind = dict(DRAFT=case.draft is not None, BLOCK_RULE=sums is None, WIDTH=width)
-    launch(
-        _draw_end_kernel, (batch * pieces,), like, case, ends, sums, keys, **kind, num_warps=WARPS
-    )
-    launch(_emit_kernel, (batch,), like, case, ends, keys, acceptance, WIDTH=width, num_warps=WARPS)
+    launch_large(_draw_end_kernel, (batch * pieces,), like, case, ends, sums, keys, **kind)
+    launch_large(_emit_kernel, (batch,), like, case, ends, keys, acceptance, WIDTH=width)
 
 
 @triton.jit

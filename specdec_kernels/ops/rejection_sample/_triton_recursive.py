@@ -11,9 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdec_kernels.ops._triton import launch
 from specdec_kernels.ops._triton_filters import largest_of_tile
-from specdec_kernels.ops._triton_logits import BLOCK, centre, nodes_of
+from specdec_kernels.ops._triton_logits import BLOCK, centre, launch_large, nodes_of
 from specdec_kernels.ops._triton_numerics import exp, mass_as_float, to_mass
 from specdec_kernels.ops._triton_random import coin
 from specdec_kernels.ops._triton_walk import append, child_with_token, next_child
@@ -45,18 +44,8 @@ def walk_recursive(case: Case, acceptance: Acceptance) -> tuple[Ends, Tensor]:
     batch, width = like.shape[0], case.target.logits.width
     ends = Ends.new(batch, like)
     sums = like.new_empty((batch, width, 2), dtype=torch.float32)
-    launch(
-        _walk_recursive_kernel,
-        (batch,),
-        like,
-        case,
-        acceptance,
-        ends,
-        sums,
-        DRAFT=case.draft is not None,
-        WIDTH=window_width(case.target),
-        num_warps=8,
-    )
+    constants = dict(DRAFT=case.draft is not None, WIDTH=window_width(case.target))
+    launch_large(_walk_recursive_kernel, (batch,), like, case, acceptance, ends, sums, **constants)
     return ends, sums
 
 
