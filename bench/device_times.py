@@ -19,18 +19,22 @@ ROUNDS = {True: 20, False: 60}  # by --quick
 def measure(
     device: Any, op: str, case: Case, paths: list[str], gb_per_s: float, quick: bool
 ) -> Iterator[dict[str, Any]]:
-    """One record per path. A rival that fails has the text of its error in place of a time."""
+    """One record per path. A rival that fails has the text of its error in place of a time; `eager`
+    names those that were not replayed."""
     first = device.move(case.make(0))
     sets = [first, *(copy_of(first) for _ in range(1, _count(device, case, first)))]
     calls: dict[str, Function] = {path: on_path(path, case.run) for path in paths}
     calls |= case.rivals
-    recorded: dict[str, Callable[[], None]] = {}
+    recorded: dict[str, Callable[[], object]] = {}
     errors: dict[str, str] = {}
+    eager: list[str] = []
     for name, call in calls.items():
         try:
             if name in case.rivals and case.check_rival is None:
                 case.check(call(device.move(first)), case.reference(device.move(first)))
-            recorded[name] = _over(device, call, sets)
+            recorded[name], is_eager = _over(device, call, sets)
+            if is_eager:
+                eager.append(name)
         except Exception as error:  # a rival of another version, most likely
             errors[name] = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
     times = _in_turns(device, recorded, len(sets), ROUNDS[quick])
@@ -54,6 +58,7 @@ def measure(
             "of_copy": reached / gb_per_s,
             "tflops": case.flops / sample.ms / 1e9,
             "rivals": rivals,
+            "eager": eager,
         }
 
 
@@ -62,8 +67,8 @@ def _count(device: Any, case: Case, first: Any) -> int:
     return max(1, min(wanted, MAX_SETS, MAX_BYTES // max(tensor_bytes(first), 1)))
 
 
-def _over(device: Any, call: Function, sets: list[Any]) -> Callable[[], None]:
-    """Runs `call` on every set: replayed, or as it is where it cannot be recorded."""
+def _over(device: Any, call: Function, sets: list[Any]) -> tuple[Callable[[], object], bool]:
+    """Runs `call` on every set: replayed, or, with True, as it is where it cannot be recorded."""
 
     def run() -> None:
         for inputs in sets:
@@ -71,13 +76,13 @@ def _over(device: Any, call: Function, sets: list[Any]) -> Callable[[], None]:
 
     run()  # compiles
     with contextlib.suppress(Exception):
-        return device.capture(run).replay
+        return device.capture(run).replay, False
     device.synchronize()
-    return run
+    return run, True
 
 
 def _in_turns(
-    device: Any, calls: dict[str, Callable[[], None]], sets: int, rounds: int
+    device: Any, calls: dict[str, Callable[[], object]], sets: int, rounds: int
 ) -> dict[str, list[float]]:
     """Seconds per set: whoever is slowed down by the machine, all are."""
     times: dict[str, list[float]] = {name: [] for name in calls}

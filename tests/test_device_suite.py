@@ -84,10 +84,22 @@ def small_cases(options=None):
             make=partial(windows.make, shape=shape),
             run=bench_verify_greedy.ours,
             reference=bench_verify_greedy.by_reference,
-            rivals={"torch_argmax": device_rivals.torch_argmax, "sgl_kernel": no_such_rival},
+            rivals={
+                "torch_argmax": device_rivals.torch_argmax,
+                "torch_softmax": NotRecorded(),
+                "sgl_kernel": no_such_rival,
+            },
             bytes=windows.logits_bytes(shape),
             check_rival=bench_verify_greedy.same_tokens,
         )
+
+
+class NotRecorded:
+    """Runs, but not when it is recorded."""
+
+    def __call__(self, x):
+        if sys._getframe(2).f_code.co_name == "__init__":
+            raise RuntimeError("cannot be recorded")
 
 
 def no_such_rival(x):
@@ -174,6 +186,7 @@ def test_a_run_records_writes_and_prints(whole, kernel, capsys, tmp_path):
     assert [line["check"] for line in lines[:4]] == ["tests", "result", "graph", "no sync"]
     assert {"ms", "p10", "p90", "gb_per_s", "of_copy", "rivals"} <= lines[4].keys()
     assert lines[4]["rivals"]["sgl_kernel"] == "ImportError: another version"
+    assert lines[4]["eager"] == ["torch_softmax"] and "(eager)" in out
     page = files[1].read_text()
     assert page.startswith("# Benchmarks: no GPU") and "driver 1.2" in page
     assert "| verify_greedy | triton | graph | passed: 2 shapes |" in page
