@@ -201,6 +201,41 @@ def test_a_quick_run_proves_nothing_but_failures(whole, kernel):
     assert whole == [{}, {(OP, "triton"): False}]
 
 
+def test_what_fails_its_tests_is_not_run_here(whole, kernel, monkeypatch, capsys):
+    kernel(lambda *args: pytest.fail("ran"))
+    failed = Finding(OP, "triton", "tests", "1 failed")
+    monkeypatch.setattr(device_tests, "run_all", lambda *args: [failed])
+    assert cli.main(["--device", "cuda", "--suite"]) == 1
+    assert whole == [{(OP, "triton"): False}]
+
+
+def test_a_case_that_cannot_be_made_is_reported_and_the_rest_goes_on(
+    whole, kernel, monkeypatch, capsys
+):
+    kernel(right)
+
+    def cases(options):
+        first, second = small_cases()
+        yield Case(**{**first.__dict__, "make": lambda seed: [][seed]})
+        yield second
+
+    monkeypatch.setattr(suite, "MEASURED", {OP: cases})
+    assert cli.main(["--device", "cuda", "--suite"]) == 1
+    out = capsys.readouterr().out
+    assert "B=2 T=4 V=111 fp32: triton FAIL IndexError: list index out of range" in out
+    assert "B=1 T=6 V=300 fp32: triton " in out and "µs" in out
+
+
+def test_a_record_that_cannot_be_kept_is_said(whole, kernel, monkeypatch, capsys):
+    def refuse(results, device):
+        raise PermissionError("read-only")
+
+    kernel(right)
+    monkeypatch.setattr(proven, "record", refuse)
+    assert cli.main(["--device", "cuda", "--suite"]) == 0
+    assert "what is proven cannot be kept: read-only" in capsys.readouterr().err
+
+
 def test_a_failed_check_ends_in_exit_code_1_and_is_not_timed(whole, kernel, capsys):
     kernel(wrong)
     assert cli.main(["--device", "cuda", "--suite"]) == 1
