@@ -9,7 +9,7 @@ import contextlib
 import datetime
 import subprocess
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,16 +17,9 @@ from torch import Tensor
 import specdec_kernels
 from bench.harness import copy_of
 from specdec_kernels.cli.machine import version_of
+from specdec_kernels.cuda_graph import CudaGraph
 
-WARM_UPS = 2
 COPIED = 1 << 30  # bytes of the buffer that shows the bandwidth
-
-
-class Captured(NamedTuple):
-    """outputs: what `replay` writes anew each time."""
-
-    replay: Callable[[], None]
-    outputs: Any
 
 
 class CudaDevice:
@@ -63,22 +56,8 @@ class CudaDevice:
         """The same values in tensors of this device, none of them shared."""
         return copy_of(value, self.device)
 
-    def capture(self, call: Callable[[], Any]) -> Captured:
-        """Records `call` as a CUDA graph, after warm-ups on a stream of their own."""
-        graph, before = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
-        side = torch.cuda.Stream()
-        try:
-            side.wait_stream(before)
-            with torch.cuda.stream(side):
-                for _ in range(WARM_UPS):
-                    call()
-            before.wait_stream(side)
-            torch.cuda.synchronize()
-            with torch.cuda.graph(graph):
-                outputs = call()
-        finally:
-            torch.cuda.set_stream(before)  # after an error the recording's own is left behind
-        return Captured(graph.replay, outputs)
+    def capture(self, call: Callable[[], Any]) -> CudaGraph:
+        return CudaGraph(call, self.device)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:

@@ -22,6 +22,7 @@ from bench.harness import Case, Function, Options
 
 HEADS = (32, 8, 128)  # query heads, K/V heads, head size
 SMALL_HEADS = (4, 2, 64)
+FLEX_CONTEXT, FLEX_SIZES = 4096, (16, 64)  # flex_attention compiles for ten seconds a shape
 
 Cases = Callable[[Options], Iterable[Case]]
 
@@ -45,7 +46,8 @@ def attention_shapes(quick: bool) -> Iterable[tuple[int, int, int]]:
 
 def attention(options: Options) -> Iterable[Case]:
     for batch, context, size in attention_shapes(options.quick):
-        yield attention_case(batch, context, size, HEADS, flex=options.flex and batch == 1)
+        flex = options.flex and batch == 1 and context == FLEX_CONTEXT and size in FLEX_SIZES
+        yield attention_case(batch, context, size, HEADS, flex)
 
 
 def attention_case(

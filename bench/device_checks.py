@@ -42,9 +42,12 @@ def _error_of(check: Callable, device: Any, case: Case, run: Function) -> str | 
         check(device, case, run)
         device.synchronize()
     except Exception as error:  # whatever goes wrong is what the suite has to report
-        text = " ".join(str(error).split())[:LONGEST_TEXT]
-        return f"{label(case.shape)}: {type(error).__name__}: {text}"
+        return f"{label(case.shape)}: {error_text(error)}"
     return None
+
+
+def error_text(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:LONGEST_TEXT]}"
 
 
 def agrees(device: Any, case: Case, run: Function) -> None:

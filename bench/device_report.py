@@ -89,10 +89,11 @@ def _row(record: Record) -> str:
 
 
 def _rivals(record: Record) -> list[str]:
-    return [
-        f"{name} {ms / record['ms']:.2f}x" if isinstance(ms, float) else f"{name} failed"
-        for name, ms in record["rivals"].items()
-    ]
+    texts = []
+    for name, ms in record["rivals"].items():
+        outcome = f"{ms / record['ms']:.2f}x" if isinstance(ms, float) else "failed"
+        texts.append(f"{name} {outcome}{' (eager)' if name in record['eager'] else ''}")
+    return texts
 
 
 def _outcome(finding: Finding) -> str:

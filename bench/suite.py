@@ -20,10 +20,10 @@ import torch
 from bench import device_report, device_tests
 from bench.device import CudaDevice
 from bench.device_cases import MEASURED, checked
-from bench.device_checks import check_cases
+from bench.device_checks import check_cases, error_text
 from bench.device_tests import Finding
 from bench.device_times import measure
-from bench.harness import Options
+from bench.harness import Case, Options
 from specdec_kernels import proven
 from specdec_kernels.dispatch import GPU_BACKENDS, IMPLEMENTATIONS, why_unavailable
 
@@ -100,7 +100,10 @@ class Suite:
         results = self.passed()
         if self.args.quick:
             results = {pair: passed for pair, passed in results.items() if not passed}
-        proven.record(results, self.device.device)
+        try:
+            proven.record(results, self.device.device)
+        except OSError as error:
+            print(f"bench: what is proven cannot be kept: {error}", file=sys.stderr)
 
     def _broken(self) -> bool:
         return any("error" in record for record in self.records)
@@ -113,7 +116,9 @@ class Suite:
         self._add(device_tests.run_all(self.pairs, str(self.device.device), self.args.quick))
 
     def _check(self) -> None:
-        for op, path in self.pairs:
+        """Not of what failed its tests: a crash would take this process with it."""
+        passed = self.passed()
+        for op, path in filter(passed.get, self.pairs):
             self._add(check_cases(self.device, op, path, checked(op)))
 
     def _add(self, findings: Sequence[Finding]) -> None:
@@ -133,9 +138,17 @@ class Suite:
                 if time.monotonic() - self.started > SECONDS:
                     print("  the time is over; what there is:", flush=True)
                     return
-                for record in measure(self.device, op, case, paths, gb_per_s, self.args.quick):
-                    self.records.append(record)
-                    print(device_report.record_line(record), flush=True)
+                self._time_case(op, case, paths, gb_per_s)
+
+    def _time_case(self, op: str, case: Case, paths: list[str], gb_per_s: float) -> None:
+        try:
+            new = measure(self.device, op, case, paths, gb_per_s, self.args.quick)
+        except Exception as error:  # too little memory, or a device that is gone
+            new = [{"op": op, "path": ", ".join(paths), "case": dict(case.shape),
+                    "error": error_text(error)}]  # fmt: skip
+        self.records += new
+        for record in new:
+            print(device_report.record_line(record), flush=True)
 
     def _write(self, facts: dict[str, Any]) -> None:
         if self.args.json:

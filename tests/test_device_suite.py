@@ -16,20 +16,16 @@ from host_device import HostDevice
 
 from bench import __main__ as cli
 from bench import (
-    bench_ngram_lookup,
     bench_verify_greedy,
-    device_cases,
     device_checks,
-    device_report,
     device_rivals,
     device_tests,
     suite,
     windows,
 )
-from bench.device_tests import Finding, Outcome
+from bench.device_tests import Finding
 from bench.harness import Case
 from specdec_kernels import dispatch, native, proven
-from specdec_kernels.ops import ngram_lookup
 
 OP = "verify_greedy"
 
@@ -88,10 +84,22 @@ def small_cases(options=None):
             make=partial(windows.make, shape=shape),
             run=bench_verify_greedy.ours,
             reference=bench_verify_greedy.by_reference,
-            rivals={"torch_argmax": device_rivals.torch_argmax, "sgl_kernel": no_such_rival},
+            rivals={
+                "torch_argmax": device_rivals.torch_argmax,
+                "torch_softmax": NotRecorded(),
+                "sgl_kernel": no_such_rival,
+            },
             bytes=windows.logits_bytes(shape),
             check_rival=bench_verify_greedy.same_tokens,
         )
+
+
+class NotRecorded:
+    """Runs, but not when it is recorded."""
+
+    def __call__(self, x):
+        if sys._getframe(2).f_code.co_name == "__init__":
+            raise RuntimeError("cannot be recorded")
 
 
 def no_such_rival(x):
@@ -144,73 +152,6 @@ def test_a_kernel_that_waits_is_caught(kernel):
     assert torch.ones(1).item() == 1.0  # the guard is gone
 
 
-# ---- the kernels' own tests, carried to the device
-
-FAKE = """
-import torch
-from specdec_kernels import dispatch, native, ops
-
-native.cuda_error, native.cuda_is_emulated = None, True
-table = dispatch.IMPLEMENTATIONS["commit_kv_"]
-right = table["reference"]
-
-def broken(k, v, path, *rest):
-    right(k, v, path, *rest)
-    if path.shape[1] > 2:
-        v[-1][..., 0] += 1
-
-table["cuda"] = {function}
-"""
-
-
-@pytest.mark.parametrize("function", ["right", "broken"])
-def test_tests_run_on_the_path_and_come_back_as_a_finding(monkeypatch, tmp_path, function):
-    (tmp_path / "made_up_kernels.py").write_text(FAKE.format(function=function))
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setenv("PYTEST_PLUGINS", "made_up_kernels")
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    (finding,) = device_tests.run_all([("commit_kv_", "cuda")], "cpu", True)
-    assert finding[:3] == ("commit_kv_", "cuda", "tests")
-    if function == "right":
-        assert finding.error is None and finding.detail.endswith(" passed, 0 failed")
-    else:
-        assert "failed; first tests/test_commit_kv.py::" in finding.error
-
-
-def test_a_process_that_dies_or_hangs_is_a_finding(monkeypatch, tmp_path):
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setenv("PYTEST_PLUGINS", "made_up_kernels")
-    (file,) = device_tests.test_files("commit_kv_")
-    (tmp_path / "made_up_kernels.py").write_text("import os; os.abort()")
-    dead = device_tests.run_file(file, "cuda", "cpu", True, 60)
-    assert dead.failed[0].startswith("test_commit_kv.py: the process ended without a report")
-    (tmp_path / "made_up_kernels.py").write_text("import time; time.sleep(60)")
-    slow = device_tests.run_file(file, "cuda", "cpu", True, 1)
-    assert slow.failed == ("test_commit_kv.py: not done after 1 s",)
-    finding = device_tests.judged("commit_kv_", "cuda", [Outcome(3, ()), slow])
-    assert finding.error == f"3 passed, 1 failed; first {slow.failed[0]}"
-    assert not device_tests.judged("commit_kv_", "cuda", [Outcome(0, ())]).passed
-
-
-def test_carried_tensors_keep_strides_overlaps_and_what_lies_between():
-    from on_device import Carrier
-
-    seen = []
-
-    def run(k, v, path, *rest):
-        seen.append((k, v))
-        k[0].fill_(7)
-
-    base = torch.full((4, 10), float("nan"))
-    view, overlapping = base[1:3, 2:6], base[2:, 4:]
-    Carrier("commit_kv_", run, torch.device("cpu"))([view], [overlapping], None)
-    ((k,), (v,)) = seen[0]
-    assert k.stride() == (10, 1) and k.storage_offset() == 12
-    assert k.untyped_storage().data_ptr() == v.untyped_storage().data_ptr()
-    assert k.untyped_storage().data_ptr() != base.untyped_storage().data_ptr()
-    assert base[1:3, 2:6].eq(7).all() and base.isnan().sum() == 32
-
-
 # ---- the whole
 
 
@@ -245,6 +186,7 @@ def test_a_run_records_writes_and_prints(whole, kernel, capsys, tmp_path):
     assert [line["check"] for line in lines[:4]] == ["tests", "result", "graph", "no sync"]
     assert {"ms", "p10", "p90", "gb_per_s", "of_copy", "rivals"} <= lines[4].keys()
     assert lines[4]["rivals"]["sgl_kernel"] == "ImportError: another version"
+    assert lines[4]["eager"] == ["torch_softmax"] and "(eager)" in out
     page = files[1].read_text()
     assert page.startswith("# Benchmarks: no GPU") and "driver 1.2" in page
     assert "| verify_greedy | triton | graph | passed: 2 shapes |" in page
@@ -257,6 +199,41 @@ def test_a_quick_run_proves_nothing_but_failures(whole, kernel):
     kernel(wrong)
     assert cli.main(["--device", "cuda", "--suite", "--quick"]) == 1
     assert whole == [{}, {(OP, "triton"): False}]
+
+
+def test_what_fails_its_tests_is_not_run_here(whole, kernel, monkeypatch, capsys):
+    kernel(lambda *args: pytest.fail("ran"))
+    failed = Finding(OP, "triton", "tests", "1 failed")
+    monkeypatch.setattr(device_tests, "run_all", lambda *args: [failed])
+    assert cli.main(["--device", "cuda", "--suite"]) == 1
+    assert whole == [{(OP, "triton"): False}]
+
+
+def test_a_case_that_cannot_be_made_is_reported_and_the_rest_goes_on(
+    whole, kernel, monkeypatch, capsys
+):
+    kernel(right)
+
+    def cases(options):
+        first, second = small_cases()
+        yield Case(**{**first.__dict__, "make": lambda seed: [][seed]})
+        yield second
+
+    monkeypatch.setattr(suite, "MEASURED", {OP: cases})
+    assert cli.main(["--device", "cuda", "--suite"]) == 1
+    out = capsys.readouterr().out
+    assert "B=2 T=4 V=111 fp32: triton FAIL IndexError: list index out of range" in out
+    assert "B=1 T=6 V=300 fp32: triton " in out and "µs" in out
+
+
+def test_a_record_that_cannot_be_kept_is_said(whole, kernel, monkeypatch, capsys):
+    def refuse(results, device):
+        raise PermissionError("read-only")
+
+    kernel(right)
+    monkeypatch.setattr(proven, "record", refuse)
+    assert cli.main(["--device", "cuda", "--suite"]) == 0
+    assert "what is proven cannot be kept: read-only" in capsys.readouterr().err
 
 
 def test_a_failed_check_ends_in_exit_code_1_and_is_not_timed(whole, kernel, capsys):
@@ -309,54 +286,3 @@ def test_the_tried_path_counts_as_proven_inside_only():
     assert run(None) == (True, "cuda")
     assert device_checks.on_path("cuda", lambda x: seen())(None) == (False, "cuda")
     assert not proven.is_proven("an_op", "cuda-hopper", device)
-
-
-# ---- cases and rivals
-
-
-def test_every_op_with_kernels_is_measured():
-    names = {op for op, table in dispatch.IMPLEMENTATIONS.items() if {"triton", "cuda"} & {*table}}
-    assert names <= set(device_cases.MEASURED)
-    for op in device_cases.MEASURED:
-        assert device_tests.test_files(op), op
-
-
-def test_rivals_that_need_no_gpu_agree():
-    for matches in ("none", "one", "many"):
-        shape = {"B": 3, "S": 60, "matches": matches}
-        x = bench_ngram_lookup.make(1, shape)
-        got = device_rivals.torch_unfold(x, 1, 3, 10)
-        wanted, num = ngram_lookup(x.tokens, x.lens, min_n=1, max_n=3, k=10)
-        for b, n in enumerate(num[:, 0].tolist()):
-            short = [t for t in got[b].tolist() if t >= 0]  # it does not continue periodically
-            assert wanted[b, 0, : len(short)].tolist() == short and (n > 0) == bool(short)
-    case = device_cases.attention_case(2, 70, 7, device_cases.SMALL_HEADS)
-    x = case.make(0)
-    for rival in (device_rivals.attention.sdpa_bool, device_rivals.attention.sdpa_folded):
-        case.check(rival(x), case.reference(x))
-
-
-def test_torch_chain_accepts_what_it_should():
-    shape = {
-        "B": 64, "T": 4, "V": 50, "dtype": "fp32", "rule": "token", "draft": "logits",
-        "temperature": 1.0,
-    }  # fmt: skip
-    x = windows.make(0, shape)
-    emitted = device_rivals.torch_chain(x._replace(draft_logits=x.logits))
-    assert emitted.num_accepted.tolist() == [3] * 64  # the same distribution
-    emitted = device_rivals.torch_chain(x)
-    for tokens, accepted, drafted in zip(*emitted, x.tokens, strict=True):
-        assert tokens[:accepted].equal(drafted[1 : 1 + accepted])
-        assert tokens[accepted] >= 0 and (tokens[accepted + 1 :] == -1).all()
-
-
-def test_losses_count_the_best_path_only():
-    record = {
-        "op": OP,
-        "case": {"T": 1, "dtype": "bf16"},
-        "rivals": {"flex": 0.9, "sdpa_bool": "x"},
-    }
-    records = [{**record, "path": "cuda", "ms": 1.0}, {**record, "path": "triton", "ms": 2.0}]
-    (line,) = device_report.losses(records)
-    assert line == "verify_greedy T=1 bf16: flex takes 0.90 of our time (cuda)"
-    assert device_report.losses([{**records[0], "rivals": {"flex": 1.0}}]) == []

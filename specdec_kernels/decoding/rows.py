@@ -35,6 +35,7 @@ class Rows:
         self.on_token = on_token
         self.new: list[list[int]] = [[] for _ in prompts]
         self.done = [False] * len(prompts)
+        self._synced = list(self.prompt_lens)  # what `lens` holds, known without asking a device
         width = max(self.prompt_lens) + min(max_new_tokens, GROWTH)
         self.tokens = torch.zeros(len(prompts), width, dtype=torch.int32, device=device)
         for b, prompt in enumerate(prompts):
@@ -71,9 +72,9 @@ class Rows:
             grown = self.tokens.new_zeros(len(self), 2 * longest)
             grown[:, : self.tokens.shape[1]] = self.tokens
             self.tokens = grown
-        before = self.lens.tolist()
-        for b, old in enumerate(before):
+        for b, old in enumerate(self._synced):
             fresh = self.new[b][old - self.prompt_lens[b] :]
             if fresh:
                 self.tokens[b, old : old + len(fresh)] = torch.tensor(fresh, dtype=torch.int32)
-                self.lens[b] = old + len(fresh)
+                self._synced[b] = old + len(fresh)
+                self.lens[b] = self._synced[b]

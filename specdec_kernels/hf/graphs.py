@@ -15,47 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from specdec_kernels.cache import RaggedKV
+from specdec_kernels.cuda_graph import CudaGraph
 from specdec_kernels.hf.buffers import WindowBuffers
 from specdec_kernels.hf.forwards import may_replace
 
-WARM_UPS = 2
 KNOWN_CODE = ("torch.", "transformers.")
 
 Outputs = tuple[Tensor, Tensor | None]  # logits [B, T, V] and features [B, T, n]
-
-
-class CudaGraph:
-    """A recording of `call`; nothing else here touches torch.cuda.
-
-    call: reads and writes only tensors that live as long as the recording. `replay` runs its
-        kernels again and returns the same tensors with new contents.
-    earlier: a recording that is never replayed at the same time; they share their memory.
-    """
-
-    device_type = "cuda"
-
-    def __init__(
-        self, call: Callable[[], Outputs], device: torch.device, earlier: CudaGraph | None
-    ):
-        self._graph = torch.cuda.CUDAGraph()
-        pool = None if earlier is None else earlier._graph.pool()
-        with torch.cuda.device(device):
-            stream, side = torch.cuda.current_stream(), torch.cuda.Stream()
-            try:
-                side.wait_stream(stream)
-                with torch.cuda.stream(side):
-                    for _ in range(WARM_UPS):
-                        call()
-                stream.wait_stream(side)
-                # Other threads may allocate meanwhile.
-                with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
-                    self._outputs = call()
-            finally:
-                torch.cuda.set_stream(stream)  # after an error the recording's own is left behind
-
-    def replay(self) -> Outputs:
-        self._graph.replay()
-        return self._outputs
 
 
 def can_record(device: torch.device) -> bool:

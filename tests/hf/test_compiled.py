@@ -29,7 +29,7 @@ def compilations():
     return torch._dynamo.utils.counters["stats"]["unique_graphs"]
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2", "qwen3"])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2"])
 def test_compiled_forwards_give_the_same_text(name):
     model = fresh(name)
     rows = lookup_rows(model)
