@@ -46,7 +46,7 @@ def _is_command() -> bool:
 
 
 cpu, cpu_error = _load("_cpu", "C++ compiler")
-cuda, cuda_error = _load("_cuda", "CUDA compiler (nvcc 12.8 or newer)")
+cuda, cuda_error = _load("_cuda", "GPU with nvcc 12.8 or newer")
 cuda_is_emulated = getattr(cuda, "is_emulated", False)
 triton_error = None if importlib.util.find_spec("triton") else "triton is not installed"
 triton_interprets = triton_error is None and os.environ.get("TRITON_INTERPRET") == "1"
