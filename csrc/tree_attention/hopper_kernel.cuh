@@ -278,7 +278,7 @@ __global__ void __launch_bounds__(C::kThreads, 1)
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using Element = typename C::Element;
   const HopperShared<C> shared(dynamic_shared());
-  const int group = threadIdx.x / kGroupThreads - 1;  // -1: the one that copies
+  const int group = threadIdx.x / kGroupThreads;  // the last one copies
   const AttentionUnit unit =
       make_unit(p, C::kRows, C::kTileKeys, blockIdx.x / splits, blockIdx.x % splits, splits);
   if (unit.split == 0) write_padding<Element>(p, unit);
@@ -293,11 +293,11 @@ __global__ void __launch_bounds__(C::kThreads, 1)
     publish_barriers();
   }
   __syncthreads();
-  const AttentionUnit& u = *shared.unit;  // registers are for the products
+  const AttentionUnit& u = *shared.unit;  // not in registers: those are for the products
 
-  if (group < 0) {
+  if (group == C::kGroups) {
     if constexpr (C::kGroups > 1) leave_registers<40>();
-    if (threadIdx.x == 0) copy_tiles<C>(p, u, maps, shared);
+    if (threadIdx.x == C::kGroups * kGroupThreads) copy_tiles<C>(p, u, maps, shared);
     __syncwarp();
     __syncthreads();
     cluster_barrier();
@@ -318,7 +318,7 @@ __global__ void __launch_bounds__(C::kThreads, 1)
     cluster_barrier();
     constexpr int kWarps = C::kGroups * kGroupThreads / 32;
     combine_parts<Element, C::kDim>(p, u, ClusterParts<typename C::Part>{part},
-                                    u.split * kWarps + threadIdx.x / 32 - kGroupThreads / 32,
+                                    u.split * kWarps + static_cast<int>(threadIdx.x) / 32,
                                     splits * kWarps);
     cluster_barrier();  // the others have read this block's memory
   }

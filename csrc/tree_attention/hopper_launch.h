@@ -1,6 +1,8 @@
 // The path for sm_90a, which is taken only when it is asked for: it has never run on a device.
 #pragma once
 
+#include <cuda_runtime.h>
+
 #include "tree_attention/tree_attention.h"
 
 namespace specdec {

@@ -44,9 +44,8 @@ struct MmaConfig {
   // Where key warps join their results: rows are padded so that they start in different banks.
   static constexpr int kJoinStride = kDim + 8;
   static constexpr int kJoinFloats = kFragmentRows * (kJoinStride + 2);  // of one warp
-  // Blocks that shall fit on a multiprocessor at once: registers are what it has least of.
-  static constexpr bool kIsSmall = kThreads <= 128 && sizeof(Element) == 2 && kDim <= 128;
-  static constexpr int kBlocks = !kIsSmall ? 1 : kKeyWarps > 1 || kDim < 128 ? 3 : 2;
+  // Blocks that shall find room on a multiprocessor, of whose registers they take the most.
+  static constexpr int kBlocks = kThreads <= 128 && sizeof(Element) == 2 && kDim <= 128 ? 3 : 1;
   static_assert(kSharedBytes <= kSharedLimit, "too much shared memory");
   static_assert(kKeyWarps == 1 || (kRows == kFragmentRows &&
                                    kKeyWarps * kJoinFloats * int(sizeof(float)) <= kSharedBytes),
@@ -184,8 +183,14 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks)
   using Element = typename C::Element;
   constexpr int kTiles = C::kDim / 8 / C::kKeyWarps;  // of a row that a warp writes
   unsigned char* const shared = dynamic_shared();
-  const AttentionUnit u = make_unit(p, C::kRows, C::kTileKeys, blockIdx.x % space.row_blocks,
-                                    blockIdx.x / space.row_blocks, space.splits);
+  // Kept in shared memory: registers are for the products.
+  SPECDEC_SHARED(AttentionUnit, u);
+  if (threadIdx.x < 32) {
+    const AttentionUnit unit = make_unit(p, C::kRows, C::kTileKeys, blockIdx.x % space.row_blocks,
+                                         blockIdx.x / space.row_blocks, space.splits);
+    if (threadIdx.x == 0) u = unit;
+  }
+  __syncthreads();
   if (u.split == 0) write_padding<Element>(p, u);
   if (u.split >= u.splits) return;
 
