@@ -1,23 +1,9 @@
 // The path for sm_90a, which is taken only when it is asked for: it has never run on a device.
 #pragma once
 
-#include <cuda_runtime.h>
-
 #include "tree_attention/tree_attention.h"
 
 namespace specdec {
-
-#if defined(SPECDEC_CUDA_EMULATED)
-
-// Tensor copies and warpgroup products are not emulated.
-inline int plan_tree_attention_hopper(const TreeAttentionParams&, int, int, TreeAttentionPlan*) {
-  return cudaErrorNotSupported;
-}
-inline int tree_attention_hopper(const TreeAttentionParams&, const TreeAttentionPlan&, void*) {
-  return cudaErrorNotSupported;
-}
-
-#else
 
 // cudaErrorNotSupported on another device than sm_90 and for what this path doesn't do: fp32, head
 // sizes over 256, fixed splits that are more than a cluster has blocks.
@@ -28,7 +14,5 @@ int plan_tree_attention_hopper(const TreeAttentionParams& params, int device, in
 // tiles of 64 slots nor 8, 16 or 32 slots.
 int tree_attention_hopper(const TreeAttentionParams& params, const TreeAttentionPlan& plan,
                           void* stream);
-
-#endif
 
 }  // namespace specdec
