@@ -39,7 +39,7 @@ def sizes() -> dict[str, int]:
 def test_compiles_without_spills(kernel, sizes, tmp_path):
     source = next(ROOT.glob(f"csrc/*/{kernel}"))
     target = tmp_path / "kernel.o"
-    flags = ["-std=c++17", "-O3", "--fmad=false", "-Xptxas", "-v", "-Xcompiler", "-fPIC"]
+    flags = ["-std=c++17", "-O3", "--fmad=false", "--compress-mode=size", "-Xptxas", "-v", "-Xcompiler", "-fPIC"]
     command = [str(NVCC), *flags, *architectures(), f"-I{ROOT / 'csrc'}", "-c", str(source)]
     result = subprocess.run([*command, "-o", str(target)], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
