@@ -1,6 +1,4 @@
-#include "rejection_sample/rejection_sample.h"
-
-#include "sampling.h"
+#include "rejection_sample.h"
 
 namespace specdec {
 
@@ -9,37 +7,12 @@ void bind_rejection_sample(py::module_& m) {
                                const py::sequence& sampling, const py::object& draft_logits,
                                const py::object& draft_vocab_map, int rule, float threshold,
                                float alpha, const py::sequence& outputs, int num_threads) {
-    const char* op = "rejection_sample";
-    const Tensor target = as_tensor(target_logits), draft = as_tensor(draft_logits);
-    const Tensor map = as_tensor(draft_vocab_map);
-    const WindowArrays arrays = as_window(op, window);
-    expect_shape(op, target, {arrays.batch, arrays.width, -1});
-    expect_dense_rows(op, target);
-    if (draft) expect_shape(op, draft, {arrays.batch, arrays.width, -1});
-    if (draft) expect_dense_rows(op, draft);
-    if (draft) expect_dtype(op, draft, {DType::f32, DType::bf16, DType::f16});
-    if (map) expect_shape(op, map, {draft.shape[2]});
-    const RejectionSampleParams params{
-        target.data,
-        target.dtype,
-        target.stride[0],
-        target.stride[1],
-        target.shape[2],
-        draft.data,
-        draft.dtype,
-        draft.stride[0],
-        draft.stride[1],
-        draft.shape[2],
-        map.as<int64_t>(),
-        arrays,
-        as_sampling(op, sampling, arrays.batch, arrays.width, target.shape[2]),
-        as_acceptance(op, outputs, arrays),
-        static_cast<Rule>(rule),
-        threshold,
-        alpha,
-        num_threads};
+    RejectionSampleParams params =
+        as_rejection_sample(target_logits, window, sampling, draft_logits, draft_vocab_map, rule,
+                            threshold, alpha, outputs);
+    params.num_threads = num_threads;
     py::gil_scoped_release release;
-    raise_unless_ok(op, rejection_sample_cpu(params));
+    raise_unless_ok("rejection_sample", rejection_sample_cpu(params));
   });
 }
 

@@ -1,5 +1,6 @@
 // Lets CUDA files use the headers that the CPU kernels are built from: numerics.h, philox.h,
 // masses.h and top_keys.h, which give one spelling to what must be the same bits everywhere.
+// common/target.h includes this file for them.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -75,6 +75,17 @@ __device__ inline uint32_t pack_pair<Half>(float low, float high) {
 #endif
 }
 
+// The larger one, NaN if either is.
+__device__ inline float max_or_nan(float a, float b) {
+#if defined(SPECDEC_CUDA_EMULATED)
+  return a != a ? a : b != b ? b : a > b ? a : b;
+#else
+  float result;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+#endif
+}
+
 // What one thread loads at once.
 template <class T>
 struct alignas(16) Pack {

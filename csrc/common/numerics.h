@@ -1,15 +1,13 @@
 // exp, log and log1p that give the same bits everywhere: polynomials of separately rounded multiply
 // and add (the build turns contraction off), written once for one float and for a vector of them.
-// A CUDA file includes common/device.cuh first and has those of one float.
+// A CUDA file has those of one float.
 // specdec_kernels/ops/_numerics.py spells the same operations in PyTorch.
 //
 // Results never depend on the processor's subnormal mode: a result or argument that would be
 // subnormal counts as 0. Coefficients are those of the Cephes library (expf, logf).
 #pragma once
 
-#if !defined(SPECDEC_DEVICE)
-#include "common/vec.h"
-#endif
+#include "common/target.h"
 
 namespace specdec {
 namespace SPECDEC_ISA {

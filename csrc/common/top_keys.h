@@ -1,9 +1,7 @@
 // Floats as integers of the same order, and the largest of many (value, index) pairs.
 #pragma once
 
-#if !defined(SPECDEC_DEVICE)
-#include "common/vec.h"
-#endif
+#include "common/target.h"
 
 namespace specdec {
 namespace SPECDEC_ISA {

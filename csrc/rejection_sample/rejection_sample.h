@@ -1,5 +1,6 @@
 #pragma once
 
+#include "common/cuda_launch.h"
 #include "common/isa.h"
 #include "common/params.h"
 #include "common/sampling.h"
@@ -37,3 +38,20 @@ struct RejectionSampleParams {
 }  // namespace specdec
 
 SPECDEC_CPU_OP(rejection_sample, RejectionSampleParams)
+
+namespace specdec {
+
+// Every pointer is device memory here. `workspace` holds as many zeroed 64-bit words as
+// rejection_sample_cuda_workspace says, which looks at sizes and at which optional arrays there
+// are. `block`, and `recursive` with draft logits and one child per node, take the window as the
+// chain of its slots or as its parents say; nothing is checked.
+//
+// Moves, in bytes: `coupled` reads nodes * vocab * item_size once. The other rules read target and
+// draft once for the largest logits and once more, mostly from the second-level cache, for the
+// mass; a filter reads its row two more times; then one row of each for the token behind the
+// accepted ones. `recursive` reads one more row of each per rejected sibling, `block` per slot.
+int64_t rejection_sample_cuda_workspace(const RejectionSampleParams& params);
+int rejection_sample_cuda(const RejectionSampleParams& params, void* workspace,
+                          const CudaLaunch& launch);
+
+}  // namespace specdec

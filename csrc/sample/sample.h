@@ -1,5 +1,6 @@
 #pragma once
 
+#include "common/cuda_launch.h"
 #include "common/isa.h"
 #include "common/params.h"
 #include "common/sampling.h"
@@ -23,3 +24,15 @@ struct SampleParams {
 }  // namespace specdec
 
 SPECDEC_CPU_OP(sample, SampleParams)
+
+namespace specdec {
+
+// Every pointer is device memory here. `workspace` holds as many zeroed 64-bit words as
+// sample_cuda_workspace says, which looks at sizes and at which optional arrays there are.
+//
+// Moves rows * vocab * item_size bytes: each logit is read once; a filter reads its row two more
+// times, from the second-level cache while all rows together fit.
+int64_t sample_cuda_workspace(const SampleParams& params);
+int sample_cuda(const SampleParams& params, void* workspace, const CudaLaunch& launch);
+
+}  // namespace specdec

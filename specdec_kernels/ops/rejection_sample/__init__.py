@@ -73,7 +73,7 @@ def rejection_sample(
         draft_vocab_map: target id of each draft id, distinct, int64 [Vd]; None means equal ids.
         rule: one of RULES.
         posterior_threshold, posterior_alpha: see `typical`.
-        backend: reference or cpu; None picks.
+        backend: reference, cpu or cuda; None picks.
 
     Raises:
         ValueError, TypeError: naming the argument, what was expected and what came.
@@ -146,6 +146,29 @@ def _cpu(target_logits, draft_token_ids, parents, num_nodes, *args):
     return outputs
 
 
+def _cuda(target_logits, draft_token_ids, parents, num_nodes, *args):
+    *fields, draft_logits, vocab_map, rule, threshold, alpha = args
+    rule = reference.resolve(rule, draft_logits)
+    if target_logits.is_cpu:  # emulated; to look into a CUDA tensor would wait for the device
+        reference.expect_chains(rule, parents, num_nodes, draft_logits is not None)
+    outputs = new_acceptance(draft_token_ids)
+    call = (
+        target_logits,
+        [x.contiguous() for x in (draft_token_ids, parents, num_nodes)],
+        contiguous_sampling(fields),
+        draft_logits,
+        None if vocab_map is None else vocab_map.contiguous(),
+        NATIVE_RULES.index("recursive" if rule == "token" else rule),
+        threshold,
+        alpha,
+        outputs,
+    )
+    workspace = draft_token_ids.new_zeros(native.cuda.rejection_sample_workspace(*call))
+    launch = native.cuda_launch(target_logits)
+    native.cuda.rejection_sample(*call, workspace, *launch)
+    return outputs
+
+
 def _reference(target_logits, draft_token_ids, parents, num_nodes, *args):
     *fields, draft_logits, vocab_map, rule, threshold, alpha = args
     window = (target_logits, draft_token_ids, parents, num_nodes)
@@ -166,6 +189,6 @@ _op = register(
     f"{SAMPLING_SCHEMA}, Tensor? draft_logits, Tensor? draft_vocab_map, str rule, "
     "float posterior_threshold, float posterior_alpha, *, str backend='') "
     "-> (Tensor, Tensor, Tensor, Tensor)",
-    {"cpu": _cpu, "reference": _reference},
+    {"cpu": _cpu, "reference": _reference, "cuda": _cuda},
     _fake,
 )

@@ -37,7 +37,7 @@ def sample(
         sampling: one value per row, each [N]; `position` is that of the token drawn, and
             `allowed_tokens` is [N, ceil(V / 32)].
         stream: "bonus" for the target's tokens, "draft" for those of a drafter.
-        backend: reference or cpu; None picks.
+        backend: reference, cpu or cuda; None picks.
 
     Returns:
         Token ids, int64 [N].
@@ -123,6 +123,15 @@ def _cpu(logits, *args) -> Tensor:
     return tokens
 
 
+def _cuda(logits, *args) -> Tensor:
+    *fields, stream = args
+    tokens = logits.new_empty(logits.shape[0], dtype=torch.int64)
+    call = (logits, contiguous_sampling(fields), stream, tokens)
+    workspace = tokens.new_zeros(native.cuda.sample_workspace(*call))
+    native.cuda.sample(*call, workspace, *native.cuda_launch(logits))
+    return tokens
+
+
 def _reference(logits, *args) -> Tensor:
     *fields, stream = args
     return reference.sample(logits, SamplingParams(*fields), stream)
@@ -135,6 +144,6 @@ def _fake(logits, *args) -> Tensor:
 _op = register(
     "sample",
     f"(Tensor logits, {SAMPLING_SCHEMA}, int stream, *, str backend='') -> Tensor",
-    {"cpu": _cpu, "reference": _reference},
+    {"cpu": _cpu, "reference": _reference, "cuda": _cuda},
     _fake,
 )

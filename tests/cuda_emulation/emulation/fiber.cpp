@@ -79,7 +79,7 @@ void* host_stack_pointer = nullptr;
 void Fiber::restart(void (*entry)()) {
   entry_ = entry;
   constexpr int kSaved = 6;
-  void** top = reinterpret_cast<void**>(memory_ + kGuard + kStack - 64);
+  void** top = reinterpret_cast<void**>(memory_ + kGuard + kStack - 64 - unused_);
   *--top = nullptr;  // where begin() would return to; it keeps the stack aligned as at a call
   *--top = reinterpret_cast<void*>(&Fiber::begin);
   for (int i = 0; i < kSaved; ++i) *--top = nullptr;
@@ -100,7 +100,7 @@ void Fiber::restart(void (*entry)()) {
   entry_ = entry;
   getcontext(&context_);
   context_.uc_stack.ss_sp = memory_ + kGuard;
-  context_.uc_stack.ss_size = kStack;
+  context_.uc_stack.ss_size = kStack - unused_;
   context_.uc_link = nullptr;
   makecontext(&context_, &Fiber::begin, 0);
 #if defined(__SANITIZE_ADDRESS__)
@@ -117,6 +117,8 @@ Fiber::Fiber() {
   if (memory == MAP_FAILED) throw std::bad_alloc();
   memory_ = static_cast<char*>(memory);
   mprotect(memory_, kGuard, PROT_NONE);
+  static size_t count = 0;
+  unused_ = count++ % 61 * 192;
 }
 
 Fiber::~Fiber() {

@@ -28,7 +28,8 @@ class Fiber {
   static void begin();
   void switch_to_host(bool forever);
 
-  char* memory_;  // a page that may not be touched, then the stack
+  char* memory_;   // a page that may not be touched, then the stack
+  size_t unused_;  // at the top of the stack, so that not all stacks meet in the same cache lines
   void (*entry_)() = nullptr;
   bool abandoned_ = false;  // whether frames may be left on the stack
   void* fake_stack_ = nullptr;

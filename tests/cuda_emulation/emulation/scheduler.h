@@ -28,7 +28,7 @@ struct Where {
   int line;
 
   bool operator!=(const Where& other) const {
-    return line != other.line || std::strcmp(file, other.file) != 0;
+    return line != other.line || (file != other.file && std::strcmp(file, other.file) != 0);
   }
   std::string text() const { return std::string(file) + ":" + std::to_string(line); }
 };
