@@ -56,15 +56,16 @@ KERNEL_TESTS := $(addprefix $(CURDIR)/tests/test_,build_tree.py commit_kv.py lin
 BF16_TESTS := $(addprefix $(CURDIR)/tests/test_,linear_small_m.py probe.py tree_attention.py)
 PYTEST_AWAY := $(CURDIR)/$(PY) -m pytest -q -p no:cacheprovider --rootdir $(CURDIR) -c $(CURDIR)/pyproject.toml
 
-# $(call copy_with,NAME,OPTIONS): a copy of the package in build/NAME/package, its module built with OPTIONS
+# $(call copy_with,NAME,OPTIONS,TARGET): a copy of the package in build/NAME/package, its modules (or the one that
+# TARGET names) built with OPTIONS
 define copy_with
 @echo "==> building the kernels with $(2)"
-@$(VENV)/bin/cmake -S . -B build/$(1) -G Ninja $(2) -DSPECDEC_CUDA=OFF \
+@$(VENV)/bin/cmake -S . -B build/$(1) -G Ninja -DSPECDEC_CUDA=OFF $(2) \
   -DPython_EXECUTABLE=$(CURDIR)/$(PY) -Dpybind11_DIR=$$($(PY) -m pybind11 --cmakedir) \
   -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(VENV)/bin/ninja \
   -DCMAKE_LIBRARY_OUTPUT_DIRECTORY=$(CURDIR)/build/$(1)/package/specdec_kernels >build/$(1).log \
   || { cat build/$(1).log; exit 1; }
-@$(VENV)/bin/cmake --build build/$(1) --parallel 2 >build/$(1).log || { cat build/$(1).log; exit 1; }
+@$(VENV)/bin/cmake --build build/$(1) --parallel 2 $(3) >build/$(1).log || { cat build/$(1).log; exit 1; }
 @find specdec_kernels -name '*.py' -exec cp --parents {} build/$(1)/package \;
 endef
 
@@ -88,19 +89,28 @@ test-isa: $(STAMPS)/test $(STAMPS)/package
 
 # OPENBLAS_NUM_THREADS: the interpreter's small products lose ten times their time to more threads.
 INTERPRETED := TRITON_INTERPRET=1 OPENBLAS_NUM_THREADS=1
-test-gpu-code: $(STAMPS)/test $(STAMPS)/triton $(STAMPS)/package
-	@echo "==> Triton kernels, interpreted"
-	@$(INTERPRETED) $(PYTEST) $(KERNEL_TESTS) -k triton $(ARGS)
-	@echo "==> Triton kernels, compiled for every target"
-	@$(PYTEST) tests/gpu_code $(ARGS)
-
-test-gpu-code-all: $(STAMPS)/test $(STAMPS)/triton $(STAMPS)/package
-	@echo "==> Triton kernels in every configuration, compiled for every target"
-	@$(PYTEST) tests/gpu_code --all-configs $(ARGS)
-
 # Leaks are those of Python and torch. -s: pytest would hold back what a dying process prints.
 SANITIZED := LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1
+# The CUDA kernels run on the CPU, forwards, and backwards under the sanitizers; one thread each, as test does.
+GPU_TESTS := $(KERNEL_TESTS) $(addprefix $(CURDIR)/tests/test_,logit_edits.py rejection_sample_fuzz.py same_tokens.py)
+SANITIZED_GPU_TESTS := $(addprefix $(CURDIR)/tests/test_,commit_kv.py ngram_lookup.py rejection_sample.py sample.py \
+	tree_attention.py verify_greedy.py)
+test-gpu-code: $(STAMPS)/test $(STAMPS)/triton $(STAMPS)/package
+	@mkdir -p build
+	@echo "==> Triton kernels, interpreted"
+	@$(INTERPRETED) $(PYTEST) $(KERNEL_TESTS) -k triton $(ARGS)
+	@echo "==> the emulation of CUDA, and what nvcc makes of the kernels"
+	@$(PYTEST) tests/test_cuda_emulation.py tests/gpu_code $(ARGS)
+	$(call copy_with,cuda_emulated,-DSPECDEC_CUDA=EMULATED,--target _cuda)
+	@cp specdec_kernels/_cpu*.so build/cuda_emulated/package/specdec_kernels
+	@echo "==> CUDA kernels, emulated"
+	@cd build/cuda_emulated/package && OMP_NUM_THREADS=1 $(PYTEST_AWAY) -n $(JOBS) $(GPU_TESTS) -k cuda $(ARGS)
+	$(call copy_with,cuda_sanitized,-DSPECDEC_CUDA=EMULATED -DSPECDEC_SANITIZE=ON,--target _cuda)
+	@cp specdec_kernels/_cpu*.so build/cuda_sanitized/package/specdec_kernels
+	@cd build/cuda_sanitized/package && $(SANITIZED) OMP_NUM_THREADS=1 $(PYTEST_AWAY) -s -n $(JOBS) --cuda-schedule 1 \
+	  $(SANITIZED_GPU_TESTS) -k "cuda and not 151936 and not compile" $(ARGS)
+
 sanitize: $(STAMPS)/test
 	@mkdir -p build
 	$(call copy_with,sanitize,-DSPECDEC_SANITIZE=ON)

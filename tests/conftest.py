@@ -25,6 +25,14 @@ def pytest_configure(config):
         native.cuda.set_schedule(config.getoption("--cuda-schedule"))
 
 
+def pytest_collection_modifyitems(config, items):
+    from emulated import is_left_out
+
+    left_out = [item for item in items if is_left_out(item)]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if not is_left_out(item)]
+
+
 # `pytest -k fuzz --hypothesis-profile=nightly` takes an hour or so.
 for name, examples in (("ci", 200), ("nightly", 5000)):
     settings.register_profile(

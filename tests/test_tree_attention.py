@@ -5,7 +5,8 @@ import pytest
 import torch
 from helpers import backends
 
-from specdec_kernels.ops.tree_attention import reference, tree_attention
+from specdec_kernels import native
+from specdec_kernels.ops.tree_attention import _cuda, reference, tree_attention
 from specdec_kernels.tree import masks_from_parents
 
 BACKENDS = backends("tree_attention")
@@ -371,6 +372,45 @@ def test_the_number_of_rows_shows_in_no_bit(backend, dtype, heads, options):
         root = torch.ones(1, dtype=torch.int32)
         alone = tree_attention(q[:, slot : slot + 1], k, v, prefix_len + slot, root, **options)
         assert torch.equal(alone[0][:, 0], out[:, slot])
+
+
+hopper_only = pytest.mark.skipif(
+    not native.cuda_is_emulated
+    and not (torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9),
+    reason="needs sm_90 or the emulation",
+)
+
+
+@hopper_only
+@pytest.mark.parametrize("dtype", DTYPES[1:])
+@pytest.mark.parametrize("tree", [False, True])
+@pytest.mark.parametrize(
+    ("size", "heads", "dims", "options"),
+    [
+        (1, (4, 2), (64, 64), {}),
+        (33, (6, 2), (80, 64), {"window": 30, "softcap": 5.0, "sinks": True}),
+        (70, (4, 1), (128, 128), {}),
+        (9, (2, 1), (192, 128), {"window": 100}),
+        (40, (3, 1), (256, 256), {"scale": -0.1}),
+    ],
+)
+def test_the_kernel_for_hopper(dtype, tree, size, heads, dims, options):
+    args = case(size=size, ctx=150, heads=heads, dims=dims, dtype=dtype, tree=tree, seed=size)
+    device = "cpu" if native.cuda_is_emulated else "cuda"
+    scale = options.get("scale", dims[0] ** -0.5)
+    sinks = torch.linspace(-3, 3, heads[0]) if "sinks" in options else None
+    window, softcap = options.get("window"), options.get("softcap")
+    more = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks}
+    right = reference.tree_attention(*double(args), **more)
+    plain = plain_attention(args, **more)
+    table = permuted_table(args, 16)
+    pages = [to_pages(cache, table, 16).contiguous() for cache in args[1:3]]
+    dense = [cache.contiguous() for cache in args[1:3]]
+    for (k, v), block_table in ((dense, None), (pages, table)):
+        inputs = [args[0], k, v, *args[3:], sinks, block_table]
+        inputs = [x if x is None else x.to(device) for x in inputs]
+        ours = _cuda(*inputs, scale, window, softcap, hopper=True)
+        compare(args, [x.cpu() for x in ours], right, plain)
 
 
 def test_errors_name_the_argument():

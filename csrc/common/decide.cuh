@@ -79,7 +79,7 @@ __device__ Scanned scan_slice(const Row& row, int64_t begin, int64_t end, float 
     }
     if (draws)
       scan.see<kPack>(scale.scaled_bound(highest), first,
-                      [&](int j) { return scale.scaled(x[j]); });
+                      [&](int j) { return scale.scaled(pick(x, j)); });
   });
   const Key extreme = largest == -kInfinity ? 0 : to_key(largest, id);
   return merged(extreme, has_nan, scan.key(), scan.second());
@@ -151,7 +151,7 @@ __device__ Key draw_kept(const Row& row, const Scale& scale, float threshold, co
   GumbelScan scan(noise, GumbelScan::new_floor());
   row.each_pack(begin, end, [&](const float (&x)[kPack], int64_t first) {
     scan.see<kPack>(scale.value_bound(highest_of(x)), first, [&](int j) {
-      const float value = scale.value(x[j]);
+      const float value = scale.value(pick(x, j));
       return value >= threshold ? value : -kInfinity;
     });
   });

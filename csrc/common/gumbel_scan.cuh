@@ -36,19 +36,18 @@ class GumbelScan {
     if (!(lead_over(bound) < kLargestGumbel)) return;
     uint32_t words[kPack];
     draw_words(first, words);
-    int start = 0;
-    if (best_ == -kInfinity) {  // with one total the others can be told from their words
-      see_one(score(0), words[0], first);
-      start = 1;
-    }
+    const bool is_new = best_ == -kInfinity;
+    if (is_new) see_one(score(0), words[0], first);  // the others may then be told by their words
     const uint32_t limit = largest_word(lead_over(bound));
     uint32_t lowest = words[0];
 #pragma unroll
     for (int j = 1; j < kPack; ++j) lowest = min(lowest, words[j]);
     if (lowest > limit) return;
-#pragma unroll
-    for (int j = 0; j < kPack; ++j)
-      if (j >= start && words[j] <= limit) see_one(score(j), words[j], first + j);
+#pragma unroll 1
+    for (int j = is_new ? 1 : 0; j < kPack; ++j) {  // seldom: one copy of the code
+      const uint32_t word = pick(words, j);
+      if (word <= limit) see_one(score(j), word, first + j);
+    }
   }
 
   // 0 where nothing was a candidate.

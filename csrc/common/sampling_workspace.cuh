@@ -46,20 +46,16 @@ inline cudaError_t list_edits(const LogitRows& rows, cudaStream_t stream) {
                 rows.edits, rows.tables, rows.window, rows.vocab);
 }
 
-// run(element, edited): element a value of the type that dtype names, edited std::true_type where
-// anything changes the logits.
+// run(element), element a value of the type that dtype names.
 template <class Run>
-cudaError_t with_row_type(DType dtype, bool is_edited, Run run) {
-  const auto with = [&](auto element) {
-    return is_edited ? run(element, std::true_type()) : run(element, std::false_type());
-  };
+cudaError_t with_element(DType dtype, Run run) {
   switch (dtype) {
     case DType::f32:
-      return with(float());
+      return run(float());
     case DType::bf16:
-      return with(BFloat16());
+      return run(BFloat16());
     case DType::f16:
-      return with(Half());
+      return run(Half());
     default:
       return cudaErrorInvalidValue;
   }

@@ -25,8 +25,17 @@ SPECDEC_INLINE uint32_t bits_from(const uint32_t* words, int64_t first, int64_t 
   return __funnelshift_r(low, high, static_cast<unsigned>(first % 32));
 }
 
-// kEdited is false where nothing changes the logits, which is then known to the compiler.
-template <class T, bool kEdited>
+// One element of a pack by a number that the compiler does not know: an index would put the pack
+// into local memory.
+template <class V, int kPack>
+SPECDEC_INLINE V pick(const V (&pack)[kPack], int at) {
+  V chosen = pack[0];
+#pragma unroll
+  for (int i = 1; i < kPack; ++i) chosen = i == at ? pack[i] : chosen;
+  return chosen;
+}
+
+template <class T>
 class Source {
  public:
   static constexpr int kPack = 16 / sizeof(T);
@@ -41,7 +50,7 @@ class Source {
 
   __device__ float value(int64_t id) const {
     const float logit = to_float(data_[id]);
-    if (!kEdited) return logit;
+    if (!is_edited()) return logit;
     if (!(allowed_from(id) & 1u)) return -kInfinity;
     return marked_from(id) & 1u ? edit(id, logit) : logit;
   }
@@ -60,6 +69,7 @@ class Source {
         after{};  // under way during visit: one load has too little of the memory's latency
     if (threadIdx.x < packs) next = aligned[threadIdx.x];
     if (threadIdx.x + kThreads < packs) after = aligned[threadIdx.x + kThreads];
+#pragma unroll 1  // the body is large, and the next loads are under way already
     for (int64_t i = threadIdx.x; i < packs + head + tail; i += kThreads) {
       float x[kPack];
       int64_t first = begin + head + i * kPack;
@@ -68,7 +78,7 @@ class Source {
         for (int j = 0; j < kPack; ++j) x[j] = to_float(next.values[j]);
         next = after;
         if (i + 2 * kThreads < packs) after = aligned[i + 2 * kThreads];
-        if (kEdited) edit_pack(x, first);
+        if (is_edited()) edit_pack(x, first);
       } else {
         const int64_t edge = i - packs;
         first = edge < head ? begin + edge : begin + packs * kPack + edge;
@@ -81,6 +91,9 @@ class Source {
   }
 
  private:
+  __device__ bool is_edited() const {
+    return rows_.tables.marks != nullptr || rows_.edits.allowed_tokens != nullptr;
+  }
   __device__ float edit(int64_t id, float logit) const {
     return edited(rows_.edits, rows_.tables, rows_.window, b_, slot_, id, logit);
   }

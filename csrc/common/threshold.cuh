@@ -23,9 +23,8 @@ SPECDEC_INLINE int coarse_bin(float value) {
   return static_cast<int>(scaled < 2047.0f ? scaled : 2047.0f);
 }
 
-template <Weight kWeight>
-SPECDEC_INLINE Key weight_of(float value, float mass_scale) {
-  return kWeight == Weight::one ? Key(1) : Key(to_mass(exp_(value), mass_scale));
+SPECDEC_INLINE Key weight_of(Weight weight, float value, float mass_scale) {
+  return weight == Weight::one ? Key(1) : Key(to_mass(exp_(value), mass_scale));
 }
 
 struct Crossing {
@@ -105,8 +104,8 @@ struct SearchSpace {
 };
 
 // The value within a bin, by its digits from the highest on.
-template <Weight kWeight, class Row>
-__device__ float refine(const Row& row, const Scale& scale, float floor, int bin,
+template <class Row>
+__device__ float refine(Weight by, const Row& row, const Scale& scale, float floor, int bin,
                         SearchSpace& space, Key before, double target) {
   Key* bins = space.bins;
   const BinKeys& found = space.found;
@@ -117,7 +116,7 @@ __device__ float refine(const Row& row, const Scale& scale, float floor, int bin
     __syncthreads();
     const auto add = [&](uint32_t key) {
       if (shift < 24 && key >> (shift + 8) != prefix) return;
-      const Key weight = weight_of<kWeight>(from_ordered_key(key), mass_scale);
+      const Key weight = weight_of(by, from_ordered_key(key), mass_scale);
       atomicAdd(bins + (255u - (key >> shift & 255u)), weight);
     };
     if (found.size <= kListed) {
@@ -137,28 +136,28 @@ __device__ float refine(const Row& row, const Scale& scale, float floor, int bin
 
 // The smallest value of `floor` and above whose larger ones weigh less than `wanted`: a count, or a
 // share of all their mass. `floor` when all of them together do not reach it.
-template <Weight kWeight, class Row>
-__device__ float raise_threshold(const Row& row, const Scale& scale, float floor, double wanted,
-                                 SearchSpace& space) {
+template <class Row>
+__device__ float raise_threshold(Weight by, const Row& row, const Scale& scale, float floor,
+                                 double wanted, SearchSpace& space) {
   Key* bins = space.bins;
-  const float lowest = kWeight == Weight::mass && floor < kNegligible ? kNegligible : floor;
+  const float lowest = by == Weight::mass && floor < kNegligible ? kNegligible : floor;
   const float mass_scale = power_of_two(mass_bits(row.size()));
   __syncthreads();
   for (int i = threadIdx.x; i < kCoarseBins; i += kThreads) bins[i] = 0;
   __syncthreads();
   Key total = 0;
   each_value(row, scale, lowest, [&](float value) {
-    const Key weight = weight_of<kWeight>(value, mass_scale);
+    const Key weight = weight_of(by, value, mass_scale);
     atomicAdd(bins + coarse_bin(value), weight);
     total += weight;
   });
-  if (kWeight == Weight::mass) wanted = wanted * static_cast<double>(reduce_block<Sum>(total));
+  if (by == Weight::mass) wanted = wanted * static_cast<double>(reduce_block<Sum>(total));
   __syncthreads();
   const Crossing crossing = find_crossing<kCoarseBins>(bins, 0, wanted);
   if (crossing.bin < 0) return floor;
   list_bin(row, scale, lowest, crossing.bin, space.found);
   if (space.found.lowest == space.found.highest) return from_ordered_key(space.found.lowest);
-  return refine<kWeight>(row, scale, lowest, crossing.bin, space, crossing.before, wanted);
+  return refine(by, row, scale, lowest, crossing.bin, space, crossing.before, wanted);
 }
 
 // In transformers' order: top_k, top_p, min_p. What is left are the values of at least the result;
@@ -169,8 +168,8 @@ __device__ float kept_threshold(const Row& row, const Scale& scale, int32_t top_
   SPECDEC_SHARED(SearchSpace, space);
   float threshold = kLowestFinite;
   if (top_k > 0 && top_k < row.size())
-    threshold = raise_threshold<Weight::one>(row, scale, threshold, top_k, space);
-  if (top_p < 1.0f) threshold = raise_threshold<Weight::mass>(row, scale, threshold, top_p, space);
+    threshold = raise_threshold(Weight::one, row, scale, threshold, top_k, space);
+  if (top_p < 1.0f) threshold = raise_threshold(Weight::mass, row, scale, threshold, top_p, space);
   if (min_p > 0.0f) {
     const float floor = log_(min_p < 1.0f ? min_p : 1.0f);
     threshold = floor > threshold ? floor : threshold;
@@ -184,7 +183,7 @@ __device__ int64_t kept_mass(const Row& row, const Scale& scale, float floor) {
   const float mass_scale = power_of_two(mass_bits(row.size()));
   Key sum = 0;
   each_value(row, scale, floor < kNegligible ? kNegligible : floor,
-             [&](float value) { sum += weight_of<Weight::mass>(value, mass_scale); });
+             [&](float value) { sum += weight_of(Weight::mass, value, mass_scale); });
   return static_cast<int64_t>(reduce_block<Sum>(sum));
 }
 template <class Row>

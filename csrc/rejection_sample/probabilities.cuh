@@ -12,11 +12,11 @@ template <class Run>
 __device__ void with_draft_row(const Arguments& a, int64_t b, int64_t slot, Run run) {
   switch (a.params.draft_dtype) {
     case DType::bf16:
-      return run(Source<BFloat16, false>(a.draft, b, slot));
+      return run(Source<BFloat16>(a.draft, b, slot));
     case DType::f16:
-      return run(Source<Half, false>(a.draft, b, slot));
+      return run(Source<Half>(a.draft, b, slot));
     default:
-      return run(Source<float, false>(a.draft, b, slot));
+      return run(Source<float>(a.draft, b, slot));
   }
 }
 
@@ -109,10 +109,7 @@ SPECDEC_INLINE void each_target(const Target<Row>& target, const float (&x)[Row:
                                 int64_t first, Visit visit) {
 #pragma unroll 1
   for (int j = 0; j < Row::kPack; ++j) {
-    float logit = x[0];
-#pragma unroll
-    for (int i = 1; i < Row::kPack; ++i) logit = i == j ? x[i] : logit;
-    const float probability = target.probability_of(logit, first + j);
+    const float probability = target.probability_of(pick(x, j), first + j);
     if (probability > 0.0f) visit(j, first + j, probability);
   }
 }

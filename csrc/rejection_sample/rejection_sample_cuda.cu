@@ -4,8 +4,6 @@
 // accepted ones is drawn from the one row that it depends on, by many blocks.
 #include "rejection_sample/rejection_sample.h"
 
-#include <type_traits>
-
 #include "common/device_guard.cuh"
 #include "rejection_sample/draw.cuh"
 
@@ -13,32 +11,32 @@ namespace specdec {
 namespace SPECDEC_ISA {
 namespace {
 
-template <class T, bool kEdited, bool kCoupled>
+template <class T, bool kCoupled>
 __global__ void __launch_bounds__(kThreads, 1) scan_kernel(const __grid_constant__ Arguments a) {
   const Piece piece(a, blockIdx.x);
   const int64_t b = piece.b, slot = piece.slot, nodes = num_nodes(a.params.window, b);
   const bool is_first = slot == 0 && piece.slice == 0 && !piece.of_draft;
   if (nodes == 0 && is_first) AcceptanceWriter(a.params, b).finish();
   if (slot >= nodes) return;
-  scan<T, kEdited, kCoupled>(a, piece);
+  scan<T, kCoupled>(a, piece);
   const int64_t pieces = a.target_slices.count * (a.has_draft() ? 2 : 1);
   if (!is_last_block(a.space.node_tickets + b * a.params.window.width + slot, pieces)) return;
-  finish_node<T, kEdited, kCoupled>(a, b, slot);
+  finish_node<T, kCoupled>(a, b, slot);
   if constexpr (kCoupled) {
     if (is_last_block(a.space.row_tickets + b, nodes)) walk_coupled(a, b);
   }
 }
 
-template <class T, bool kEdited>
+template <class T>
 __global__ void __launch_bounds__(kThreads, 1) walk_kernel(const __grid_constant__ Arguments a) {
-  if (num_nodes(a.params.window, blockIdx.x) > 0) Walk<T, kEdited>(a, blockIdx.x).run();
+  if (num_nodes(a.params.window, blockIdx.x) > 0) Walk<T>(a, blockIdx.x).run();
 }
 
-template <class T, bool kEdited>
+template <class T>
 __global__ void __launch_bounds__(kThreads, 1)
     draw_kernel(const __grid_constant__ Arguments a, const Slices slices) {
   const uint32_t count = static_cast<uint32_t>(slices.count);
-  draw_slice<T, kEdited>(a, slices, blockIdx.x / count, blockIdx.x % count);
+  draw_slice<T>(a, slices, blockIdx.x / count, blockIdx.x % count);
 }
 
 __global__ void __launch_bounds__(kThreads)
@@ -91,21 +89,21 @@ cudaError_t prepare(const Arguments& a, cudaStream_t stream) {
   return list_edits(a.target, stream);
 }
 
-template <class T, bool kEdited>
+template <class T>
 cudaError_t run(const Arguments& a, cudaStream_t stream) {
   const int64_t batch = a.params.window.batch;
   const int64_t rows = batch * a.params.window.width * (a.has_draft() ? 2 : 1);
   if (rows * a.target_slices.count > INT32_MAX) return cudaErrorInvalidValue;
   const unsigned pieces = static_cast<unsigned>(rows * a.target_slices.count);
   if (a.params.rule == Rule::coupled)
-    return launch(scan_kernel<T, kEdited, true>, pieces, kThreads, 0, stream, a);
-  cudaError_t error = launch(scan_kernel<T, kEdited, false>, pieces, kThreads, 0, stream, a);
+    return launch(scan_kernel<T, true>, pieces, kThreads, 0, stream, a);
+  cudaError_t error = launch(scan_kernel<T, false>, pieces, kThreads, 0, stream, a);
   if (error != cudaSuccess) return error;
-  error = launch(walk_kernel<T, kEdited>, static_cast<unsigned>(batch), kThreads, 0, stream, a);
+  error = launch(walk_kernel<T>, static_cast<unsigned>(batch), kThreads, 0, stream, a);
   if (error != cudaSuccess) return error;
   const Slices draws(batch, a.params.vocab);
-  return launch(draw_kernel<T, kEdited>, static_cast<unsigned>(batch * draws.count), kThreads, 0,
-                stream, a, draws);
+  return launch(draw_kernel<T>, static_cast<unsigned>(batch * draws.count), kThreads, 0, stream, a,
+                draws);
 }
 
 }  // namespace
@@ -130,9 +128,8 @@ int rejection_sample_cuda(const RejectionSampleParams& p, void* workspace,
   const cudaStream_t stream = static_cast<cudaStream_t>(where.stream);
   const cudaError_t error = prepare(a, stream);
   if (error != cudaSuccess) return error;
-  return with_row_type(p.target_dtype, p.sampling.edits.any(), [&](auto element, auto is_edited) {
-    return run<decltype(element), decltype(is_edited)::value>(a, stream);
-  });
+  return with_element(p.target_dtype,
+                      [&](auto element) { return run<decltype(element)>(a, stream); });
 }
 
 }  // namespace specdec

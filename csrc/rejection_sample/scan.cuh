@@ -46,12 +46,12 @@ __device__ Scanned scan_piece(const Arguments& a, const Row& row, const Slices& 
   return scan_slice(row, begin, end, temperature, draws && temperature > 0.0f, noise);
 }
 
-template <class T, bool kEdited, bool kCoupled>
+template <class T, bool kCoupled>
 __device__ void scan(const Arguments& a, const Piece& piece) {
   Scanned scanned = {0, 0, -kInfinity, 0};
   if (!piece.of_draft) {
-    scanned = scan_piece(a, Source<T, kEdited>(a.target, piece.b, piece.slot), a.target_slices,
-                         piece, kCoupled);
+    scanned =
+        scan_piece(a, Source<T>(a.target, piece.b, piece.slot), a.target_slices, piece, kCoupled);
   } else if (next_child(a.params.window, piece.b, piece.slot, piece.slot) >= 0) {
     with_draft_row(a, piece.b, piece.slot, [&](const auto& row) {
       scanned = scan_piece(a, row, a.draft_slices, piece, false);
@@ -91,9 +91,9 @@ __device__ inline void read_draft(const Arguments& a, int64_t b, int64_t slot, N
 }
 
 // By the last block of a slot: what it is drawn from, and under `coupled` the drawn token.
-template <class T, bool kEdited, bool kCoupled>
+template <class T, bool kCoupled>
 __device__ void finish_node(const Arguments& a, int64_t b, int64_t slot) {
-  const Source<T, kEdited> row(a.target, b, slot);
+  const Source<T> row(a.target, b, slot);
   const Scanned scanned = merge_slices(slices_of(a, b, slot, false), a.target_slices.count);
   const Distribution from = distribution_of(row, scanned, a.params.sampling, b);
   Node node{};

@@ -21,9 +21,9 @@ __device__ inline void walk_coupled(const Arguments& a, int64_t b) {
 }
 
 // The other rules.
-template <class T, bool kEdited>
+template <class T>
 class Walk {
-  using Row = Source<T, kEdited>;
+  using Row = Source<T>;
 
  public:
   __device__ Walk(const Arguments& a, int64_t b)

@@ -1,8 +1,6 @@
 // One launch: blocks scan slices of the rows, the last block of each row draws its token.
 #include "sample/sample.h"
 
-#include <type_traits>
-
 #include "common/device_guard.cuh"
 #include "common/sampling_workspace.cuh"
 
@@ -15,13 +13,13 @@ struct Workspace {
   Scanned* scanned;  // [rows, slices]
 };
 
-template <class T, bool kEdited>
+template <class T>
 __global__ void __launch_bounds__(kThreads, 1)
     sample_kernel(const __grid_constant__ SampleParams p, const __grid_constant__ LogitRows rows,
                   const Workspace space, const Slices slices) {
   const int64_t r = blockIdx.x / static_cast<uint32_t>(slices.count);
   const int64_t slice = blockIdx.x % static_cast<uint32_t>(slices.count);
-  const Source<T, kEdited> row(rows, r, 0);
+  const Source<T> row(rows, r, 0);
   const float temperature = p.sampling.temperature[r];
   const Noise noise(p.sampling.seed[r], p.sampling.position[r], p.stream);
   const int64_t begin = slice * slices.length;
@@ -73,10 +71,9 @@ int sample_cuda(const SampleParams& p, void* workspace, const CudaLaunch& where)
   const cudaStream_t stream = static_cast<cudaStream_t>(where.stream);
   const cudaError_t error = list_edits(rows, stream);
   if (error != cudaSuccess) return error;
-  return with_row_type(p.dtype, p.sampling.edits.any(), [&](auto element, auto is_edited) {
-    return launch(sample_kernel<decltype(element), decltype(is_edited)::value>,
-                  static_cast<unsigned>(p.rows * slices.count), kThreads, 0, stream, p, rows, space,
-                  slices);
+  return with_element(p.dtype, [&](auto element) {
+    return launch(sample_kernel<decltype(element)>, static_cast<unsigned>(p.rows * slices.count),
+                  kThreads, 0, stream, p, rows, space, slices);
   });
 }
 

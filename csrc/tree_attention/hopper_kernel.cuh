@@ -15,7 +15,6 @@ constexpr int kBoxColumns = 64;  // 128 bytes
 constexpr int kGroupRows = 64;   // of a product of a warpgroup
 constexpr int kGroupThreads = 128;
 constexpr int kHopperShared = 232448;  // bytes a block may have
-constexpr int kMostClusterBlocks = 16;
 
 // kGroups warpgroups take kRowTiles * 64 rows each and share every tile.
 template <class Element_, int kDim_, int kGroups_, int kRowTiles_>
@@ -50,8 +49,8 @@ struct HopperConfig {
 };
 
 struct HopperMaps {
-  CUtensorMap keys, values;  // [batch or pages, heads, slots, columns]
-  int box_slots;             // of a copy: a tile of keys, or a page when that is less
+  TensorMap keys, values;  // [batch or pages, heads, slots, columns]
+  int box_slots;           // of a copy: a tile of keys, or a page when that is less
 };
 
 template <class C>
@@ -92,7 +91,7 @@ __device__ void copy_tiles(const TreeAttentionParams& p, const AttentionUnit& u,
       p.block_table.data == nullptr ? nullptr : &at<int32_t>(p.block_table, u.batch);
   RingPlace<C::kSlots> place;
   for (int tile = u.tile_begin; tile < u.tile_end; ++tile) {
-    for (const CUtensorMap* map : {&maps.keys, &maps.values}) {
+    for (const TensorMap* map : {&maps.keys, &maps.values}) {
       Barrier& full = shared.full[place.slot];
       shared.empty[place.slot].wait(place.parity ^ 1);
       full.expect(C::kTileBytes);
@@ -275,10 +274,10 @@ __global__ void __launch_bounds__(C::kThreads, 1)
     hopper_attention_kernel(const __grid_constant__ TreeAttentionParams p,
                             const __grid_constant__ HopperMaps maps, const int splits,
                             const bool whole_queries) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL) || defined(SPECDEC_CUDA_EMULATED)
   using Element = typename C::Element;
   const HopperShared<C> shared(dynamic_shared());
-  const int group = threadIdx.x / kGroupThreads - 1;  // -1: the one that copies
+  const int group = threadIdx.x / kGroupThreads;  // the last one copies
   const AttentionUnit unit =
       make_unit(p, C::kRows, C::kTileKeys, blockIdx.x / splits, blockIdx.x % splits, splits);
   if (unit.split == 0) write_padding<Element>(p, unit);
@@ -293,13 +292,13 @@ __global__ void __launch_bounds__(C::kThreads, 1)
     publish_barriers();
   }
   __syncthreads();
-  const AttentionUnit& u = *shared.unit;  // registers are for the products
+  const AttentionUnit& u = *shared.unit;  // not in registers: those are for the products
 
-  if (group < 0) {
+  if (group == C::kGroups) {
     if constexpr (C::kGroups > 1) leave_registers<40>();
-    if (threadIdx.x == 0) copy_tiles<C>(p, u, maps, shared);
+    if (threadIdx.x == C::kGroups * kGroupThreads) copy_tiles<C>(p, u, maps, shared);
     __syncwarp();
-    __syncthreads();
+    block_barrier();
     cluster_barrier();
     cluster_barrier();
   } else {
@@ -309,7 +308,7 @@ __global__ void __launch_bounds__(C::kThreads, 1)
       copy_queries<C>(p, u, whole_queries, shared.queries);
       multiply_tiles<C>(p, u, shared, group, rows);
     }
-    __syncthreads();  // queries and tiles are used up
+    block_barrier();  // queries and tiles are used up
     const typename C::Part part(reinterpret_cast<float*>(shared.queries));
 #pragma unroll
     for (int tile = 0; tile < C::kRowTiles; ++tile)
@@ -318,7 +317,7 @@ __global__ void __launch_bounds__(C::kThreads, 1)
     cluster_barrier();
     constexpr int kWarps = C::kGroups * kGroupThreads / 32;
     combine_parts<Element, C::kDim>(p, u, ClusterParts<typename C::Part>{part},
-                                    u.split * kWarps + threadIdx.x / 32 - kGroupThreads / 32,
+                                    u.split * kWarps + static_cast<int>(threadIdx.x) / 32,
                                     splits * kWarps);
     cluster_barrier();  // the others have read this block's memory
   }

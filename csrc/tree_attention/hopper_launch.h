@@ -5,18 +5,6 @@
 
 namespace specdec {
 
-#if defined(SPECDEC_CUDA_EMULATED)
-
-// Tensor copies and warpgroup products are not emulated.
-inline int plan_tree_attention_hopper(const TreeAttentionParams&, int, int, TreeAttentionPlan*) {
-  return cudaErrorNotSupported;
-}
-inline int tree_attention_hopper(const TreeAttentionParams&, const TreeAttentionPlan&, void*) {
-  return cudaErrorNotSupported;
-}
-
-#else
-
 // cudaErrorNotSupported on another device than sm_90 and for what this path doesn't do: fp32, head
 // sizes over 256, fixed splits that are more than a cluster has blocks.
 int plan_tree_attention_hopper(const TreeAttentionParams& params, int device, int multiprocessors,
@@ -26,7 +14,5 @@ int plan_tree_attention_hopper(const TreeAttentionParams& params, int device, in
 // tiles of 64 slots nor 8, 16 or 32 slots.
 int tree_attention_hopper(const TreeAttentionParams& params, const TreeAttentionPlan& plan,
                           void* stream);
-
-#endif
 
 }  // namespace specdec

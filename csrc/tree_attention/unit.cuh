@@ -60,7 +60,7 @@ __device__ inline int lowest_key(const TreeAttentionParams& p, int prefix, int d
   return static_cast<int>(max(int64_t(0), min(int64_t(prefix), lowest)));
 }
 
-// The range of keys. Every warp computes it for itself: a barrier would cost more.
+// The range of keys; a whole warp.
 __device__ inline void find_keys(const TreeAttentionParams& p, AttentionUnit& u) {
   const int first_slot = u.slot_of(0), last_slot = u.slot_of(u.live_rows - 1);
   int shallow = first_slot, deep = last_slot;
@@ -100,7 +100,7 @@ __device__ inline void find_tiles(const TreeAttentionParams& p, int tile_keys, i
   u.tile_end = min(end, origin + (u.split + 1) * size);
 }
 
-// A block of a grid (row blocks * splits, KV heads, batch).
+// A block of a grid (row blocks * splits, KV heads, batch); a whole warp.
 __device__ inline AttentionUnit make_unit(const TreeAttentionParams& p, int block_rows,
                                           int tile_keys, int row_block, int split, int max_splits) {
   AttentionUnit u;

@@ -26,6 +26,7 @@
 
 #include "emulation/async_copy.h"
 #include "emulation/atomics.h"
+#include "emulation/hopper.h"
 #include "emulation/intrinsics.h"
 #include "emulation/matrix.h"
 #include "emulation/runtime.h"

@@ -50,6 +50,8 @@ const char* cudaGetErrorString(cudaError_t error) {
       return "invalid configuration argument";
     case cudaErrorInvalidDevice:
       return "invalid device ordinal";
+    case cudaErrorNotSupported:
+      return "operation not supported";
   }
   return "unrecognized error code";
 }

@@ -302,6 +302,8 @@ void maybe_yield() {
   if (schedule > 1 && random_source() % 4 == 0) Fiber::suspend();
 }
 
+void let_others_go() { Fiber::suspend(); }
+
 void begin_copy(void* to, const void* from, size_t bytes, size_t bytes_read) {
   std::vector<unsigned char> data(bytes, 0);
   std::memcpy(data.data(), from, bytes_read);

@@ -70,6 +70,8 @@ Payload meet(uint32_t mask, const char* operation, const Payload& given,
 
 // Lets other threads go first, now and then, under a random schedule.
 void maybe_yield();
+// Lets them, for a thread that waits for what they do.
+void let_others_go();
 
 // ---- copies under way, of the thread that runs
 
