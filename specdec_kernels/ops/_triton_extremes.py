@@ -31,12 +31,12 @@ MOST_PIECES = tl.constexpr(128)
 
 
 class Cuts(NamedTuple):
-    """How rows are cut so that few of them fill a GPU: `count` pieces of `tiles` tiles each.
+    """How rows are cut so that few of them fill a GPU: `pieces` of `tiles` tiles each.
 
     They change nothing in any result.
     """
 
-    count: int
+    pieces: int
     tiles: int
 
     @staticmethod
@@ -61,11 +61,11 @@ def find_extremes(
     """Reads every row of a node once, V elements, and writes 12 bytes per piece."""
     like = logits.data
     result = Extremes(
-        like.new_empty((logits.rows, cuts.count), dtype=torch.int64),
-        like.new_empty((logits.rows, cuts.count), dtype=torch.int32),
+        like.new_empty((logits.rows, cuts.pieces), dtype=torch.int64),
+        like.new_empty((logits.rows, cuts.pieces), dtype=torch.int32),
         like.new_empty((logits.rows, logits.tiles), dtype=torch.float32) if keeps_maxima else None,
     )
-    grid = (logits.rows * cuts.count,)
+    grid = (logits.rows * cuts.pieces,)
     launch(_extremes_kernel, grid, like, logits, edits, window, cuts, result, num_warps=WARPS)
     return result
 
@@ -80,7 +80,7 @@ def row_of_program(pieces, width):
 
 @triton.jit
 def _extremes_kernel(logits, edits, window, cuts, extremes):
-    row, piece, b, slot = row_of_program(cuts.count, logits.width)
+    row, piece, b, slot = row_of_program(cuts.pieces, logits.width)
     if slot >= nodes_of(window, logits.width, b):
         return
     tiles = tl.cdiv(logits.vocab, BLOCK)
@@ -99,7 +99,7 @@ def _extremes_kernel(logits, edits, window, cuts, extremes):
         if extremes.maxima is not None:
             tl.store(extremes.maxima + row.to(tl.int64) * tiles + tile, tl.max(x, 0))
     key = pair_key(best, best_tile * BLOCK + tl.arange(0, BLOCK))
-    at = row.to(tl.int64) * cuts.count + piece
+    at = row.to(tl.int64) * cuts.pieces + piece
     tl.store(extremes.keys + at, tl.max(key, 0))
     tl.store(extremes.nan + at, tl.max(nan.to(tl.int32), 0))
 
@@ -107,8 +107,8 @@ def _extremes_kernel(logits, edits, window, cuts, extremes):
 @triton.jit
 def best_key(keys_ptr, row, cuts):
     lane = tl.arange(0, MOST_PIECES)
-    at = row.to(tl.int64) * cuts.count + lane
-    return tl.max(tl.load(keys_ptr + at, mask=lane < cuts.count, other=-(2**63)), 0)
+    at = row.to(tl.int64) * cuts.pieces + lane
+    return tl.max(tl.load(keys_ptr + at, mask=lane < cuts.pieces, other=-(2**63)), 0)
 
 
 @triton.jit
@@ -130,8 +130,8 @@ def greedy_token(logits, edits, window, cuts, extremes, row, b, slot):
     largest = pair_value(key)
     token = pair_index(key)
     lane = tl.arange(0, MOST_PIECES)
-    at = row.to(tl.int64) * cuts.count + lane
-    has_nan = tl.max(tl.load(extremes.nan + at, mask=lane < cuts.count, other=0), 0) > 0
+    at = row.to(tl.int64) * cuts.pieces + lane
+    has_nan = tl.max(tl.load(extremes.nan + at, mask=lane < cuts.pieces, other=0), 0) > 0
     if has_nan & (largest == float("inf")):
         token = _largest_finite(logits, edits, window, b, slot)
     status = tl.where(has_nan, NAN, tl.where(largest == float("-inf"), EMPTY, 0))

@@ -103,7 +103,7 @@ def prepare(logits: Tensor, edits: Edits, window: Window, filters: Filters) -> B
     bins = None
     if filters.top_k is not None:
         bins = logits.new_zeros((rows.rows, 2, BINS.value), dtype=torch.int64)
-        launch(_weigh_kernel, (rows.rows * cuts.count,), logits, batch, bins, num_warps=WARPS)
+        launch(_weigh_kernel, (rows.rows * cuts.pieces,), logits, batch, bins, num_warps=WARPS)
     launch_large(_threshold_kernel, (rows.rows,), logits, batch, bins)
     return batch
 
@@ -143,7 +143,7 @@ def _weigh_kernel(
 ):
     """Counts of the values by bin for top_k, masses for top_p."""
     logits = batch.logits
-    row, piece, b, slot = row_of_program(batch.cuts.count, logits.width)
+    row, piece, b, slot = row_of_program(batch.cuts.pieces, logits.width)
     if slot >= nodes_of(batch.window, logits.width, b):
         return
     temperature = tl.load(batch.filters.temperature + b)

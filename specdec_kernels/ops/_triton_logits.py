@@ -83,7 +83,7 @@ class Edits(NamedTuple):
         if ids is None or size == 0 or (bias is None and counts is None):
             return Edits(None, None, None, 0, *others)
         ids, order = ids.sort(dim=-1, stable=True)
-        sums = [None, None]
+        sums: list[Tensor | None] = [None, None]
         if bias is not None:
             bias, sums[0] = bias.gather(1, order), torch.empty_like(bias)
         if counts is not None:
@@ -92,7 +92,7 @@ class Edits(NamedTuple):
         launch(
             _merge_equal_kernel, grid, ids, ids, bias, counts, *sums, ids.numel(), size, BLOCK=256
         )
-        return Edits(ids, *sums, size, *others)
+        return Edits(ids, sums[0], sums[1], size, *others)
 
 
 @triton.jit

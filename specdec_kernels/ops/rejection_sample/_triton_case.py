@@ -97,7 +97,7 @@ def inverse_of(vocab_map: Tensor, vocab: int) -> Tensor:
 
 
 def find_masses(batch: Batch, of_draft: bool = False) -> Tensor:
-    rows, pieces = batch.logits.rows, batch.cuts.count
+    rows, pieces = batch.logits.rows, batch.cuts.pieces
     masses = batch.logits.data.new_empty((rows, pieces), dtype=torch.int64)
     constants = dict(WIDTH=window_width(batch), OF_DRAFT=of_draft, num_warps=WARPS)
     launch(_masses_kernel, (rows * pieces,), masses, batch, masses, **constants)
@@ -115,7 +115,7 @@ def is_parent(batch, b, slot, WIDTH: tl.constexpr):
 @triton.jit
 def _masses_kernel(batch, masses_ptr, WIDTH: tl.constexpr, OF_DRAFT: tl.constexpr):
     """A draft's window ends before the last child, so that all of its rows are weighed."""
-    row, piece, b, slot = row_of_program(batch.cuts.count, batch.logits.width)
+    row, piece, b, slot = row_of_program(batch.cuts.pieces, batch.logits.width)
     if OF_DRAFT:
         needed = slot < nodes_of(batch.window, batch.logits.width, b)
     else:
@@ -127,7 +127,7 @@ def _masses_kernel(batch, masses_ptr, WIDTH: tl.constexpr, OF_DRAFT: tl.constexp
         begin = piece * batch.cuts.tiles
         end = tl.minimum(begin + batch.cuts.tiles, tl.cdiv(batch.logits.vocab, BLOCK))
         mass = mass_of_tiles(batch, row, b, slot, begin, end, temperature, largest, threshold)
-        tl.store(masses_ptr + row.to(tl.int64) * batch.cuts.count + piece, mass)
+        tl.store(masses_ptr + row.to(tl.int64) * batch.cuts.pieces + piece, mass)
 
 
 # ---- one row
@@ -136,8 +136,8 @@ def _masses_kernel(batch, masses_ptr, WIDTH: tl.constexpr, OF_DRAFT: tl.constexp
 @triton.jit
 def sum_of_pieces(parts_ptr, row, cuts):
     lane = tl.arange(0, MOST_PIECES)
-    at = row.to(tl.int64) * cuts.count + lane
-    return tl.sum(tl.load(parts_ptr + at, mask=lane < cuts.count, other=0), 0)
+    at = row.to(tl.int64) * cuts.pieces + lane
+    return tl.sum(tl.load(parts_ptr + at, mask=lane < cuts.pieces, other=0), 0)
 
 
 @triton.jit

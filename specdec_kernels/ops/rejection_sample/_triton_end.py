@@ -33,7 +33,7 @@ from specdec_kernels.tree import Acceptance
 def emit(case: Case, ends: Ends, sums: Tensor | None, acceptance: Acceptance) -> None:
     """Two launches. Reads the last row of each batch row once, and its draft row where a draft was
     rejected. sums: of rejected siblings; None under `block`."""
-    like, pieces = case.target.logits.data, case.target.cuts.count
+    like, pieces = case.target.logits.data, case.target.cuts.pieces
     batch, width = like.shape[0], window_width(case.target)
     keys = like.new_empty((batch, pieces), dtype=torch.int64)
     kind = dict(DRAFT=case.draft is not None, BLOCK_RULE=sums is None, WIDTH=width)
@@ -99,7 +99,7 @@ def _draw_end_kernel(
     DRAFT: tl.constexpr, BLOCK_RULE: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     target = case.target
-    pieces = target.cuts.count
+    pieces = target.cuts.pieces
     b = (tl.program_id(0) // pieces).to(tl.int64)
     piece = tl.program_id(0) % pieces
     slot = tl.load(ends.slot + b)
