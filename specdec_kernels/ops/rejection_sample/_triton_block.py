@@ -15,8 +15,8 @@ import triton.language as tl
 from torch import Tensor
 
 from specdec_kernels.ops._triton import launch
+from specdec_kernels.ops._triton_batch import largest_of_tile
 from specdec_kernels.ops._triton_extremes import row_of_program
-from specdec_kernels.ops._triton_filters import largest_of_tile
 from specdec_kernels.ops._triton_logits import BLOCK, launch_large, nodes_of
 from specdec_kernels.ops._triton_numerics import mass_as_float, to_mass
 from specdec_kernels.ops._triton_random import coin

@@ -10,8 +10,8 @@ import triton.language as tl
 from torch import Tensor
 
 from specdec_kernels.ops._triton import launch
+from specdec_kernels.ops._triton_batch import Batch, mass_of_tiles, values_of_tile
 from specdec_kernels.ops._triton_extremes import MOST_PIECES, row_of_program
-from specdec_kernels.ops._triton_filters import Batch, mass_of_tiles, values_of_tile
 from specdec_kernels.ops._triton_logits import BLOCK, WARPS, centre, load_token, nodes_of
 from specdec_kernels.ops._triton_numerics import exp, mass_as_float
 from specdec_kernels.ops._triton_walk import next_child

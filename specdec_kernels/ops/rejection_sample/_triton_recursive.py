@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdec_kernels.ops._triton_filters import largest_of_tile
+from specdec_kernels.ops._triton_batch import largest_of_tile
 from specdec_kernels.ops._triton_logits import BLOCK, centre, launch_large, nodes_of
 from specdec_kernels.ops._triton_numerics import exp, mass_as_float, to_mass
 from specdec_kernels.ops._triton_random import coin

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from specdec_kernels.ops._random import BONUS
 from specdec_kernels.ops._triton import launch
+from specdec_kernels.ops._triton_batch import Batch
 from specdec_kernels.ops._triton_draw import draw
-from specdec_kernels.ops._triton_extremes import best_key
-from specdec_kernels.ops._triton_filters import Batch, Filters, prepare
+from specdec_kernels.ops._triton_extremes import Filters, best_key
+from specdec_kernels.ops._triton_filters import prepare
 from specdec_kernels.ops._triton_logits import Edits, Window, nodes_of
 from specdec_kernels.ops._triton_numerics import pair_index
 from specdec_kernels.ops._triton_walk import append, child_with_token, finish_row

@@ -40,7 +40,7 @@ def topk_logprobs(logits: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
             f"expected a vocabulary of at most {LARGEST_VOCABULARY} tokens, got {rows.vocab}"
         )
     cuts = Cuts.of(rows)
-    extremes = find_extremes(rows, Edits(), Window(), cuts, keeps_maxima=True)
+    extremes = find_extremes(rows, Edits(), Window(), cuts)
     masses = logits.new_empty((rows.rows, cuts.pieces), dtype=torch.int64)
     logprobs = logits.new_empty((rows.rows, k), dtype=torch.float32)
     token_ids = logits.new_empty((rows.rows, k), dtype=torch.int64)
