@@ -238,10 +238,15 @@ def edited(logits, edits, window, b, slot, offs, x, SIZE: tl.constexpr):
 
 
 @triton.jit
+def row_pointer(logits, b, slot):
+    return logits.data + b * logits.stride_b + slot.to(tl.int64) * logits.stride_t
+
+
+@triton.jit
 def load_tile(logits, edits, window, b, slot, tile):
     """Tokens and fp32 logits of a tile; -infinity beyond the end. b is int64."""
     offs = tile * BLOCK + tl.arange(0, BLOCK)
-    row = logits.data + b * logits.stride_b + slot * logits.stride_t
+    row = row_pointer(logits, b, slot)
     x = tl.load(row + offs, mask=offs < logits.vocab, other=float("-inf")).to(tl.float32)
     return offs, edited(logits, edits, window, b, slot, offs, x, BLOCK)
 
@@ -250,7 +255,7 @@ def load_tile(logits, edits, window, b, slot, tile):
 def load_token(logits, edits, window, b, slot, token):
     """The fp32 logit of one token inside the vocabulary."""
     offs = token.to(tl.int32) + tl.arange(0, 1)
-    row = logits.data + b * logits.stride_b + slot * logits.stride_t
+    row = row_pointer(logits, b, slot)
     x = tl.load(row + offs).to(tl.float32)
     return tl.max(edited(logits, edits, window, b, slot, offs, x, 1), 0)
 

@@ -12,7 +12,14 @@ from torch import Tensor
 from specdec_kernels.ops._triton import launch
 from specdec_kernels.ops._triton_batch import Batch, mass_of_tiles, values_of_tile
 from specdec_kernels.ops._triton_extremes import MOST_PIECES, row_of_program
-from specdec_kernels.ops._triton_logits import BLOCK, WARPS, centre, load_token, nodes_of
+from specdec_kernels.ops._triton_logits import (
+    BLOCK,
+    WARPS,
+    centre,
+    load_token,
+    nodes_of,
+    row_pointer,
+)
 from specdec_kernels.ops._triton_numerics import exp, mass_as_float
 from specdec_kernels.ops._triton_walk import next_child
 from specdec_kernels.tree import SamplingParams
@@ -200,7 +207,7 @@ def draft_tile(case, row, b, slot, offs, total):
     if case.inverse is not None:
         id = tl.load(case.inverse + offs, mask=inside, other=-1)
     inside &= (id >= 0) & (id < logits.vocab)
-    at = logits.data + b * logits.stride_b + slot * logits.stride_t + id
+    at = row_pointer(logits, b, slot) + id
     x = tl.load(at, mask=inside, other=float("-inf")).to(tl.float32)
     weights = exp(centre(x, 1.0, tl.load(case.draft.rows.largest + row)))
     return tl.div_rn(tl.where(inside, weights, 0.0), total)

@@ -30,13 +30,15 @@ from specdec_kernels.ops.rejection_sample._triton_recursive import left_of_sibli
 from specdec_kernels.tree import Acceptance
 
 
-def emit(case: Case, ends: Ends, sums: Tensor | None, acceptance: Acceptance) -> None:
+def emit(
+    case: Case, ends: Ends, sums: Tensor | None, acceptance: Acceptance, is_block: bool
+) -> None:
     """Two launches. Reads the last row of each batch row once, and its draft row where a draft was
-    rejected. sums: of rejected siblings; None under `block`."""
+    rejected. sums: of rejected siblings, from walk_recursive."""
     like, pieces = case.target.logits.data, case.target.cuts.pieces
     batch, width = like.shape[0], window_width(case.target)
     keys = like.new_empty((batch, pieces), dtype=torch.int64)
-    kind = dict(DRAFT=case.draft is not None, BLOCK_RULE=sums is None, WIDTH=width)
+    kind = dict(DRAFT=case.draft is not None, BLOCK_RULE=is_block, WIDTH=width)
     launch_large(_draw_end_kernel, (batch * pieces,), like, case, ends, sums, keys, **kind)
     launch_large(_emit_kernel, (batch,), like, case, ends, keys, acceptance, WIDTH=width)
 
