@@ -7,7 +7,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdec_kernels.ops._triton import launch
 from specdec_kernels.ops._triton_batch import Batch, Rows, values_of_tile
 from specdec_kernels.ops._triton_extremes import (
     EMPTY,
@@ -21,7 +20,6 @@ from specdec_kernels.ops._triton_extremes import (
 )
 from specdec_kernels.ops._triton_logits import (
     BLOCK,
-    WARPS,
     Edits,
     Logits,
     Window,
@@ -59,7 +57,7 @@ def prepare(logits: Tensor, edits: Edits, window: Window, filters: Filters) -> B
     )
     batch = Batch(rows, edits, window, filters, cuts, extremes, result)
     if bins is not None:
-        launch(_weigh_kernel, (rows.rows * cuts.pieces,), logits, batch, bins, num_warps=WARPS)
+        launch_large(_weigh_kernel, (rows.rows * cuts.pieces,), logits, batch, bins)
     launch_large(_threshold_kernel, (rows.rows,), logits, batch, bins)
     return batch
 
