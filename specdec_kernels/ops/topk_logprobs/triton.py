@@ -77,7 +77,7 @@ def _load(logits, b, tile):
 @triton.jit
 def _sums_kernel(logits, cuts, extremes, masses_ptr):
     """The mass of exp(logit - largest) of every piece."""
-    row, piece, b, slot = row_of_program(cuts.pieces, logits.width)
+    row, piece, b, _slot = row_of_program(cuts.pieces, logits.width)
     largest = pair_value(best_key(extremes.keys, row, cuts))
     begin = piece * cuts.tiles
     tiles = tl.cdiv(logits.vocab, BLOCK)
@@ -86,7 +86,7 @@ def _sums_kernel(logits, cuts, extremes, masses_ptr):
         for tile in range(begin, tl.minimum(begin + cuts.tiles, tiles)):
             bound = tl.load(extremes.maxima + b * tiles + tile)
             if centre(bound, 1.0, largest) >= NEGLIGIBLE:
-                offs, x = _load(logits, b, tile)
+                _offs, x = _load(logits, b, tile)
                 values = centre(x, 1.0, largest)
                 mass += tl.where(values >= LOWEST_FLOAT, to_mass(exp(values)), 0)
     tl.store(masses_ptr + b * cuts.pieces + piece, tl.sum(mass, 0))
