@@ -301,15 +301,22 @@ def test_same_tokens_in_2000_rows(backend):
     assert_same(rejection_sample(*args, rule="coupled", backend=backend), expected)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_rules_for_chains_refuse_trees(backend):
+    logits, ids = torch.zeros(2, 3, 5), torch.zeros(2, 3, dtype=torch.int64)
+    parents = torch.tensor([[-1, 0, 0]] * 2, dtype=torch.int32)
+    args = (logits, ids, parents, torch.full((2,), 3, dtype=torch.int32), settings_of(2))
+    for rule in ("token", "block"):
+        with pytest.raises(ValueError, match=r"expected chains.*'recursive' is the one for trees"):
+            rejection_sample(*args, draft_logits=logits, rule=rule, backend=backend)
+
+
 def test_errors_name_the_argument():
     logits, ids = torch.zeros(2, 3, 5), torch.zeros(2, 3, dtype=torch.int64)
     parents = torch.tensor([[-1, 0, 0]] * 2, dtype=torch.int32)
     args = (logits, ids, parents, torch.full((2,), 3, dtype=torch.int32), settings_of(2))
     with pytest.raises(ValueError, match=r"rule as one of auto, coupled, token, .*, got 'x'"):
         rejection_sample(*args, rule="x")
-    for backend in BACKENDS:
-        with pytest.raises(ValueError, match=r"expected chains.*'recursive' is the one for trees"):
-            rejection_sample(*args, draft_logits=logits, rule="token", backend=backend)
     with pytest.raises(ValueError, match=r"expected draft_logits \[B, T, Vd\].*got \[2, 2, 5\]"):
         rejection_sample(*args, draft_logits=logits[:, :2], rule="token")
     with pytest.raises(ValueError, match="expected draft_logits with draft_vocab_map"):
