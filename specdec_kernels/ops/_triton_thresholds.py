@@ -51,11 +51,11 @@ def _refine(
     batch, scratch, row, b, slot, temperature, largest, floor, bin, above, target,
     MASS: tl.constexpr,
 ):  # fmt: skip
-    """The threshold inside a bin, and the weight of the values above it. What is below `floor`
-    does not count. Three digits of the distance from the bin's largest key."""
+    """The threshold inside a bin; `above` is the weight of the bins before it, and what is below
+    `floor` does not count. Finds up to three digits of the distance from the bin's largest key,
+    each by a histogram in scratch."""
     tiles = tl.cdiv(batch.logits.vocab, BLOCK)
     top = ordered_key(bin.to(tl.float32) * -0.015625).to(tl.int64)
-    upper = bin.to(tl.float32) * -0.015625
     lower = tl.where(bin < 2047, (bin + 1).to(tl.float32) * -0.015625, float("-inf"))
     prefix = top * 0
     at = tl.arange(0, BINS)
@@ -67,7 +67,7 @@ def _refine(
         for tile in range(tiles):
             if largest_of_tile(batch, row, tile, temperature, largest) >= lower:
                 _, values = values_of_tile(batch, b, slot, tile, temperature, largest)
-                counted = (values >= floor) & (bin_of(values) == bin) & (values <= upper)
+                counted = (values >= floor) & (bin_of(values) == bin)
                 distance = top - ordered_key(values).to(tl.int64)
                 counted &= (distance >> (shift + 11)) == prefix
                 digit = ((distance >> shift) & 2047).to(tl.int32)
@@ -82,28 +82,24 @@ def _refine(
         tl.debug_barrier()
         prefix = (prefix << 11) | digit
         shift -= 11
-    return from_ordered_key((top - prefix).to(tl.int32)), above
+    return from_ordered_key((top - prefix).to(tl.int32))
 
 
 @triton.jit
-def _top_k(
-    batch, bins, row, b, slot, temperature, largest, top_k,
-):  # fmt: skip
+def _top_k(batch, bins, row, b, slot, temperature, largest, top_k):
     """The threshold of top_k, and the bin that it lies in."""
     counts = tl.load(bins + tl.arange(0, BINS))
     target = top_k.to(tl.float64)
     bin, above = _crossing(counts, tl.zeros_like(top_k).to(tl.int64), target)
-    threshold, _ = _refine(
+    threshold = _refine(
         batch, bins, row, b, slot, temperature, largest, LOWEST_FLOAT, bin, above, target,
-        False,
+        MASS=False,
     )  # fmt: skip
     return threshold, bin
 
 
 @triton.jit
-def _top_p(
-    batch, bins, row, b, slot, temperature, largest, top_p, threshold, last_bin,
-):  # fmt: skip
+def _top_p(batch, bins, row, b, slot, temperature, largest, top_p, threshold, last_bin):
     """The threshold of top_p among the values from `threshold`, in bin last_bin, on."""
     at = tl.arange(0, BINS)
     masses = tl.load(bins + BINS + at)
@@ -114,17 +110,14 @@ def _top_p(
         masses = tl.where(at < last_bin, masses, tl.where(at == last_bin, kept - before, 0))
     target = top_p.to(tl.float64) * tl.sum(masses, 0).to(tl.float64)
     bin, above = _crossing(masses, tl.zeros_like(last_bin).to(tl.int64), target)
-    result, _ = _refine(
+    return _refine(
         batch, bins, row, b, slot, temperature, largest, threshold, bin, above, target,
-        True,
+        MASS=True,
     )  # fmt: skip
-    return result
 
 
 @triton.jit
-def threshold_of(
-    batch, bins, row, b, slot, temperature, largest,
-):  # fmt: skip
+def threshold_of(batch, bins, row, b, slot, temperature, largest):
     """top_k, then top_p, then min_p; ties at a threshold are kept, and the largest always is."""
     threshold = tl.zeros_like(largest) + LOWEST_FLOAT
     top_k = tl.load(batch.filters.top_k + b)
@@ -134,8 +127,8 @@ def threshold_of(
     top_p = tl.load(batch.filters.top_p + b)
     if top_p < 1.0:
         threshold = _top_p(
-            batch, bins, row, b, slot, temperature, largest, top_p, threshold, last_bin,
-        )  # fmt: skip
+            batch, bins, row, b, slot, temperature, largest, top_p, threshold, last_bin
+        )
     min_p = tl.load(batch.filters.min_p + b)
     if min_p > 0.0:
         threshold = tl.maximum(threshold, log(tl.minimum(min_p, 1.0)))
