@@ -7,10 +7,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdec_kernels.ops._triton import launch
 from specdec_kernels.ops._triton_batch import Batch, largest_of_tile, values_of_tile
 from specdec_kernels.ops._triton_extremes import row_of_program
-from specdec_kernels.ops._triton_logits import BLOCK, WARPS, depth_of, nodes_of
+from specdec_kernels.ops._triton_logits import BLOCK, depth_of, launch_large, nodes_of
 from specdec_kernels.ops._triton_numerics import pair_key
 from specdec_kernels.ops._triton_random import LARGEST_GUMBEL, gumbel, may_beat, uniforms
 
@@ -21,7 +20,7 @@ def draw(batch: Batch, seed: Tensor, position: Tensor, stream: int) -> Tensor:
     more."""
     rows, pieces = batch.logits.rows, batch.cuts.pieces
     keys = batch.logits.data.new_empty((rows, pieces), dtype=torch.int64)
-    launch(
+    launch_large(
         _draw_kernel,
         (rows * pieces,),
         keys,
@@ -30,7 +29,6 @@ def draw(batch: Batch, seed: Tensor, position: Tensor, stream: int) -> Tensor:
         position.contiguous(),
         keys,
         STREAM=stream,
-        num_warps=WARPS,
     )
     return keys
 
