@@ -92,15 +92,16 @@ INTERPRETED := TRITON_INTERPRET=1 OPENBLAS_NUM_THREADS=1
 # Leaks are those of Python and torch. -s: pytest would hold back what a dying process prints.
 SANITIZED := LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1
-# The CUDA kernels run on the CPU, forwards, and backwards under the sanitizers; one thread each, as test does.
-GPU_TESTS := $(KERNEL_TESTS) $(addprefix $(CURDIR)/tests/test_,logit_edits.py rejection_sample_fuzz.py same_tokens.py)
+GPU_TESTS := $(KERNEL_TESTS) $(addprefix $(CURDIR)/tests/test_,logit_edits.py rejection_sample_fuzz.py \
+	same_tokens.py triton_numerics.py)
 SANITIZED_GPU_TESTS := $(addprefix $(CURDIR)/tests/test_,commit_kv.py ngram_lookup.py rejection_sample.py sample.py \
 	tree_attention.py verify_greedy.py)
+# CUDA kernels run on the CPU forwards, and backwards under the sanitizers; one thread each, as test does.
 test-gpu-code: $(STAMPS)/test $(STAMPS)/triton $(STAMPS)/package
 	@mkdir -p build
 	@echo "==> Triton kernels, interpreted"
-	@$(INTERPRETED) $(PYTEST) $(KERNEL_TESTS) -k triton $(ARGS)
-	@echo "==> the emulation of CUDA, and what nvcc makes of the kernels"
+	@$(INTERPRETED) $(PYTEST) $(GPU_TESTS) -k triton $(ARGS)
+	@echo "==> the emulation of CUDA, and GPU kernels compiled for every target"
 	@$(PYTEST) tests/test_cuda_emulation.py tests/gpu_code $(ARGS)
 	$(call copy_with,cuda_emulated,-DSPECDEC_CUDA=EMULATED,--target _cuda)
 	@cp specdec_kernels/_cpu*.so build/cuda_emulated/package/specdec_kernels
@@ -110,6 +111,10 @@ test-gpu-code: $(STAMPS)/test $(STAMPS)/triton $(STAMPS)/package
 	@cp specdec_kernels/_cpu*.so build/cuda_sanitized/package/specdec_kernels
 	@cd build/cuda_sanitized/package && $(SANITIZED) OMP_NUM_THREADS=1 $(PYTEST_AWAY) -s -n $(JOBS) --cuda-schedule 1 \
 	  $(SANITIZED_GPU_TESTS) -k "cuda and not 151936 and not compile" $(ARGS)
+
+test-gpu-code-all: $(STAMPS)/test $(STAMPS)/triton $(STAMPS)/package
+	@echo "==> Triton kernels in every configuration, compiled for every target"
+	@$(PYTEST) tests/gpu_code --all-configs $(ARGS)
 
 sanitize: $(STAMPS)/test
 	@mkdir -p build

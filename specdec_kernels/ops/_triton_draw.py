@@ -7,10 +7,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdec_kernels.ops._triton import launch
+from specdec_kernels.ops._triton_batch import Batch, largest_of_tile, values_of_tile
 from specdec_kernels.ops._triton_extremes import row_of_program
-from specdec_kernels.ops._triton_filters import Batch, largest_of_tile, values_of_tile
-from specdec_kernels.ops._triton_logits import BLOCK, WARPS, depth_of, nodes_of
+from specdec_kernels.ops._triton_logits import BLOCK, depth_of, launch_large, nodes_of
 from specdec_kernels.ops._triton_numerics import pair_key
 from specdec_kernels.ops._triton_random import LARGEST_GUMBEL, gumbel, may_beat, uniforms
 
@@ -19,9 +18,9 @@ def draw(batch: Batch, seed: Tensor, position: Tensor, stream: int) -> Tensor:
     """Pair keys of each row's pieces, int64 [rows, cuts], of score and token drawn from the kept
     values; nothing for decided rows. One launch; reads the tiles that could hold the best once
     more."""
-    rows, pieces = batch.logits.rows, batch.cuts.count
+    rows, pieces = batch.logits.rows, batch.cuts.pieces
     keys = batch.logits.data.new_empty((rows, pieces), dtype=torch.int64)
-    launch(
+    launch_large(
         _draw_kernel,
         (rows * pieces,),
         keys,
@@ -30,7 +29,6 @@ def draw(batch: Batch, seed: Tensor, position: Tensor, stream: int) -> Tensor:
         position.contiguous(),
         keys,
         STREAM=stream,
-        num_warps=WARPS,
     )
     return keys
 
@@ -53,7 +51,7 @@ def better(scores, seed, position, stream, offs, first, best, best_token):
 @triton.jit
 def _draw_kernel(batch, seed_ptr, position_ptr, keys_ptr, STREAM: tl.constexpr):
     logits = batch.logits
-    row, piece, b, slot = row_of_program(batch.cuts.count, logits.width)
+    row, piece, b, slot = row_of_program(batch.cuts.pieces, logits.width)
     if slot >= nodes_of(batch.window, logits.width, b):
         return
     if tl.load(batch.rows.tokens + row) >= 0:
@@ -73,4 +71,4 @@ def _draw_kernel(batch, seed_ptr, position_ptr, keys_ptr, STREAM: tl.constexpr):
             offs, values = values_of_tile(batch, b, slot, tile, temperature, largest)
             scores = tl.where(values >= threshold, values, float("-inf"))
             best, token = better(scores, seed, position, STREAM, offs, tile * BLOCK, best, token)
-    tl.store(keys_ptr + row.to(tl.int64) * batch.cuts.count + piece, pair_key(best, token))
+    tl.store(keys_ptr + row.to(tl.int64) * batch.cuts.pieces + piece, pair_key(best, token))

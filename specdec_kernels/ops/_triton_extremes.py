@@ -31,12 +31,12 @@ MOST_PIECES = tl.constexpr(128)
 
 
 class Cuts(NamedTuple):
-    """How rows are cut so that few of them fill a GPU: `count` pieces of `tiles` tiles each.
+    """How rows are cut so that few of them fill a GPU: `pieces` of `tiles` tiles each.
 
     They change nothing in any result.
     """
 
-    count: int
+    pieces: int
     tiles: int
 
     @staticmethod
@@ -44,6 +44,15 @@ class Cuts(NamedTuple):
         wanted = triton.cdiv(_PROGRAMS, max(logits.rows, 1))
         tiles = triton.cdiv(logits.tiles, min(wanted, logits.tiles, MOST_PIECES.value))
         return Cuts(triton.cdiv(logits.tiles, tiles), tiles)
+
+
+class Filters(NamedTuple):
+    """temperature, top_k, top_p, min_p [B]; the last three None for a draft's rows."""
+
+    temperature: Tensor
+    top_k: Tensor | None = None
+    top_p: Tensor | None = None
+    min_p: Tensor | None = None
 
 
 class Extremes(NamedTuple):
@@ -56,17 +65,27 @@ class Extremes(NamedTuple):
 
 
 def find_extremes(
-    logits: Logits, edits: Edits, window: Window, cuts: Cuts, keeps_maxima: bool
+    logits: Logits,
+    edits: Edits,
+    window: Window,
+    cuts: Cuts,
+    filters: Filters | None = None,
+    bins: Tensor | None = None,
+    keeps_maxima: bool = True,
 ) -> Extremes:
-    """Reads every row of a node once, V elements, and writes 12 bytes per piece."""
-    like = logits.data
+    """Reads every row of a node once, V elements, and writes 12 bytes per piece and 4 per tile.
+
+    bins: int64 [rows, ...], set to 0 for rows with top_k or top_p.
+    """
+    like, rows = logits.data, logits.rows
     result = Extremes(
-        like.new_empty((logits.rows, cuts.count), dtype=torch.int64),
-        like.new_empty((logits.rows, cuts.count), dtype=torch.int32),
-        like.new_empty((logits.rows, logits.tiles), dtype=torch.float32) if keeps_maxima else None,
+        like.new_empty((rows, cuts.pieces), dtype=torch.int64),
+        like.new_empty((rows, cuts.pieces), dtype=torch.int32),
+        like.new_empty((rows, logits.tiles), dtype=torch.float32) if keeps_maxima else None,
     )
-    grid = (logits.rows * cuts.count,)
-    launch(_extremes_kernel, grid, like, logits, edits, window, cuts, result, num_warps=WARPS)
+    arguments = (logits, edits, window, cuts, filters, bins, result)
+    size = 0 if bins is None else bins[0].numel() if rows else 0
+    launch(_extremes_kernel, (rows * cuts.pieces,), like, *arguments, BINS=size, num_warps=WARPS)
     return result
 
 
@@ -79,8 +98,15 @@ def row_of_program(pieces, width):
 
 
 @triton.jit
-def _extremes_kernel(logits, edits, window, cuts, extremes):
-    row, piece, b, slot = row_of_program(cuts.count, logits.width)
+def ranks(filters, b, vocab):
+    """Whether a row has top_k, and top_p."""
+    top_k = tl.load(filters.top_k + b)
+    return (top_k > 0) & (top_k < vocab), tl.load(filters.top_p + b) < 1.0
+
+
+@triton.jit
+def _extremes_kernel(logits, edits, window, cuts, filters, bins_ptr, extremes, BINS: tl.constexpr):
+    row, piece, b, slot = row_of_program(cuts.pieces, logits.width)
     if slot >= nodes_of(window, logits.width, b):
         return
     tiles = tl.cdiv(logits.vocab, BLOCK)
@@ -99,16 +125,22 @@ def _extremes_kernel(logits, edits, window, cuts, extremes):
         if extremes.maxima is not None:
             tl.store(extremes.maxima + row.to(tl.int64) * tiles + tile, tl.max(x, 0))
     key = pair_key(best, best_tile * BLOCK + tl.arange(0, BLOCK))
-    at = row.to(tl.int64) * cuts.count + piece
+    at = row.to(tl.int64) * cuts.pieces + piece
     tl.store(extremes.keys + at, tl.max(key, 0))
     tl.store(extremes.nan + at, tl.max(nan.to(tl.int32), 0))
+    if bins_ptr is not None:
+        counts, weighs = ranks(filters, b, logits.vocab)
+        if counts | weighs:
+            bins = bins_ptr + row.to(tl.int64) * BINS
+            for first in range(piece * BLOCK, BINS, cuts.pieces * BLOCK):
+                tl.store(bins + first + tl.arange(0, BLOCK), tl.zeros([BLOCK], tl.int64))
 
 
 @triton.jit
 def best_key(keys_ptr, row, cuts):
     lane = tl.arange(0, MOST_PIECES)
-    at = row.to(tl.int64) * cuts.count + lane
-    return tl.max(tl.load(keys_ptr + at, mask=lane < cuts.count, other=-(2**63)), 0)
+    at = row.to(tl.int64) * cuts.pieces + lane
+    return tl.max(tl.load(keys_ptr + at, mask=lane < cuts.pieces, other=-(2**63)), 0)
 
 
 @triton.jit
@@ -130,8 +162,8 @@ def greedy_token(logits, edits, window, cuts, extremes, row, b, slot):
     largest = pair_value(key)
     token = pair_index(key)
     lane = tl.arange(0, MOST_PIECES)
-    at = row.to(tl.int64) * cuts.count + lane
-    has_nan = tl.max(tl.load(extremes.nan + at, mask=lane < cuts.count, other=0), 0) > 0
+    at = row.to(tl.int64) * cuts.pieces + lane
+    has_nan = tl.max(tl.load(extremes.nan + at, mask=lane < cuts.pieces, other=0), 0) > 0
     if has_nan & (largest == float("inf")):
         token = _largest_finite(logits, edits, window, b, slot)
     status = tl.where(has_nan, NAN, tl.where(largest == float("-inf"), EMPTY, 0))

@@ -83,7 +83,7 @@ class Edits(NamedTuple):
         if ids is None or size == 0 or (bias is None and counts is None):
             return Edits(None, None, None, 0, *others)
         ids, order = ids.sort(dim=-1, stable=True)
-        sums = [None, None]
+        sums: list[Tensor | None] = [None, None]
         if bias is not None:
             bias, sums[0] = bias.gather(1, order), torch.empty_like(bias)
         if counts is not None:
@@ -92,7 +92,7 @@ class Edits(NamedTuple):
         launch(
             _merge_equal_kernel, grid, ids, ids, bias, counts, *sums, ids.numel(), size, BLOCK=256
         )
-        return Edits(ids, *sums, size, *others)
+        return Edits(ids, sums[0], sums[1], size, *others)
 
 
 @triton.jit
@@ -238,10 +238,15 @@ def edited(logits, edits, window, b, slot, offs, x, SIZE: tl.constexpr):
 
 
 @triton.jit
+def row_pointer(logits, b, slot):
+    return logits.data + b * logits.stride_b + slot.to(tl.int64) * logits.stride_t
+
+
+@triton.jit
 def load_tile(logits, edits, window, b, slot, tile):
     """Tokens and fp32 logits of a tile; -infinity beyond the end. b is int64."""
     offs = tile * BLOCK + tl.arange(0, BLOCK)
-    row = logits.data + b * logits.stride_b + slot * logits.stride_t
+    row = row_pointer(logits, b, slot)
     x = tl.load(row + offs, mask=offs < logits.vocab, other=float("-inf")).to(tl.float32)
     return offs, edited(logits, edits, window, b, slot, offs, x, BLOCK)
 
@@ -250,7 +255,7 @@ def load_tile(logits, edits, window, b, slot, tile):
 def load_token(logits, edits, window, b, slot, token):
     """The fp32 logit of one token inside the vocabulary."""
     offs = token.to(tl.int32) + tl.arange(0, 1)
-    row = logits.data + b * logits.stride_b + slot * logits.stride_t
+    row = row_pointer(logits, b, slot)
     x = tl.load(row + offs).to(tl.float32)
     return tl.max(edited(logits, edits, window, b, slot, offs, x, 1), 0)
 

@@ -1,4 +1,8 @@
-"""Following a verify window and writing an Acceptance, in Triton."""
+"""Following a verify window and writing an Acceptance, in Triton.
+
+Scalars that a loop carries start as `nodes * 0` and the like: tensors of their final type, which a
+plain 0 would not be.
+"""
 
 from __future__ import annotations
 

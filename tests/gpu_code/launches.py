@@ -46,6 +46,12 @@ def commit_kv_(every: bool) -> Iterator[Call]:
             yield functools.partial(run, paged, paged, *row, int32(batch, 2))
 
 
+def build_tree(every: bool) -> Iterator[Call]:
+    candidates = (int64(2), int64(2, 500), torch.ones(2, 500), int32(2, 500), int32(2))
+    for width in (16, 64, 1024) if every else (64,):
+        yield functools.partial(launcher("build_tree"), *candidates, width)
+
+
 def ngram_lookup(every: bool) -> Iterator[Call]:
     run = launcher("ngram_lookup")
     for num_matches, latest in ((1, True), (8, True), (8, False)) if every else ((8, True),):
@@ -146,6 +152,7 @@ def rejection_sample(every: bool) -> Iterator[Call]:
 
 
 LAUNCHES: dict[str, Callable[[bool], Iterator[Call]]] = {
+    "build_tree": build_tree,
     "commit_kv_": commit_kv_,
     "ngram_lookup": ngram_lookup,
     "rejection_sample": rejection_sample,

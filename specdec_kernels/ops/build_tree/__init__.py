@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from specdec_kernels import native
-from specdec_kernels.dispatch import register
+from specdec_kernels.dispatch import register, triton_kernel
 from specdec_kernels.ops._checks import expect, expect_no_grad
 from specdec_kernels.ops.build_tree import reference
 from specdec_kernels.tree import DraftTree
@@ -45,7 +45,7 @@ def build_tree(
         max_nodes: most slots to use, the root counted, int32 [B] or one number for all rows; 0 or
             less is a finished row, more than `width` counts as `width`.
         width: T, slots of the window; a number `max_nodes` is its default.
-        backend: reference or cpu; None picks.
+        backend: reference, cpu or triton; None picks.
 
     Returns:
         A DraftTree with tree_mask and depth and without draft_logits: a tree chosen by its own
@@ -106,6 +106,7 @@ _op = register(
     "build_tree",
     "(Tensor root_token_ids, Tensor token_ids, Tensor scores, Tensor parents, Tensor max_nodes, "
     "int width, *, str backend='') -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-    {"cpu": _cpu, "reference": reference.build_tree},
+    # the reference comes first on a GPU until the tests of the others have run on a device
+    {"cpu": _cpu, "reference": reference.build_tree, "triton": triton_kernel("build_tree")},
     _fake,
 )

@@ -15,8 +15,8 @@ import triton.language as tl
 from torch import Tensor
 
 from specdec_kernels.ops._triton import launch
+from specdec_kernels.ops._triton_batch import largest_of_tile
 from specdec_kernels.ops._triton_extremes import row_of_program
-from specdec_kernels.ops._triton_filters import largest_of_tile
 from specdec_kernels.ops._triton_logits import BLOCK, launch_large, nodes_of
 from specdec_kernels.ops._triton_numerics import mass_as_float, to_mass
 from specdec_kernels.ops._triton_random import coin
@@ -52,7 +52,7 @@ class Chain(NamedTuple):
 def walk_block(case: Case, acceptance: Acceptance) -> Ends:
     """Three launches. Reads the rows of the chain and their draft rows once more."""
     target, like = case.target, case.target.logits.data
-    batch, width, pieces = like.shape[0], target.logits.width, target.cuts.count
+    batch, width, pieces = like.shape[0], target.logits.width, target.cuts.pieces
     chain = Chain(
         like.new_empty((batch, width), dtype=torch.float32),
         like.new_empty(batch, dtype=torch.int32),
@@ -121,7 +121,7 @@ def _weights_kernel(case, acceptance, chain, DRAFT: tl.constexpr, WIDTH: tl.cons
 @triton.jit
 def _residuals_kernel(case, chain, DRAFT: tl.constexpr):
     target = case.target
-    row, piece, b, slot = row_of_program(target.cuts.count, target.logits.width)
+    row, piece, b, slot = row_of_program(target.cuts.pieces, target.logits.width)
     looked_at = tl.load(chain.looked_at + b)
     if slot >= looked_at - tl.load(chain.open + b):
         return
@@ -149,7 +149,7 @@ def _residuals_kernel(case, chain, DRAFT: tl.constexpr):
             )
             left = block_residual(case, b, slot, row, offs, p, weight, draft_total, DRAFT)
             mass += to_mass(left)
-    tl.store(chain.masses + row.to(tl.int64) * target.cuts.count + piece, tl.sum(mass, 0))
+    tl.store(chain.masses + row.to(tl.int64) * target.cuts.pieces + piece, tl.sum(mass, 0))
 
 
 @triton.jit

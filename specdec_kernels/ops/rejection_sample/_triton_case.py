@@ -10,9 +10,16 @@ import triton.language as tl
 from torch import Tensor
 
 from specdec_kernels.ops._triton import launch
+from specdec_kernels.ops._triton_batch import Batch, mass_of_tiles, values_of_tile
 from specdec_kernels.ops._triton_extremes import MOST_PIECES, row_of_program
-from specdec_kernels.ops._triton_filters import Batch, mass_of_tiles, values_of_tile
-from specdec_kernels.ops._triton_logits import BLOCK, WARPS, centre, load_token, nodes_of
+from specdec_kernels.ops._triton_logits import (
+    BLOCK,
+    WARPS,
+    centre,
+    load_token,
+    nodes_of,
+    row_pointer,
+)
 from specdec_kernels.ops._triton_numerics import exp, mass_as_float
 from specdec_kernels.ops._triton_walk import next_child
 from specdec_kernels.tree import SamplingParams
@@ -97,7 +104,7 @@ def inverse_of(vocab_map: Tensor, vocab: int) -> Tensor:
 
 
 def find_masses(batch: Batch, of_draft: bool = False) -> Tensor:
-    rows, pieces = batch.logits.rows, batch.cuts.count
+    rows, pieces = batch.logits.rows, batch.cuts.pieces
     masses = batch.logits.data.new_empty((rows, pieces), dtype=torch.int64)
     constants = dict(WIDTH=window_width(batch), OF_DRAFT=of_draft, num_warps=WARPS)
     launch(_masses_kernel, (rows * pieces,), masses, batch, masses, **constants)
@@ -115,7 +122,7 @@ def is_parent(batch, b, slot, WIDTH: tl.constexpr):
 @triton.jit
 def _masses_kernel(batch, masses_ptr, WIDTH: tl.constexpr, OF_DRAFT: tl.constexpr):
     """A draft's window ends before the last child, so that all of its rows are weighed."""
-    row, piece, b, slot = row_of_program(batch.cuts.count, batch.logits.width)
+    row, piece, b, slot = row_of_program(batch.cuts.pieces, batch.logits.width)
     if OF_DRAFT:
         needed = slot < nodes_of(batch.window, batch.logits.width, b)
     else:
@@ -127,7 +134,7 @@ def _masses_kernel(batch, masses_ptr, WIDTH: tl.constexpr, OF_DRAFT: tl.constexp
         begin = piece * batch.cuts.tiles
         end = tl.minimum(begin + batch.cuts.tiles, tl.cdiv(batch.logits.vocab, BLOCK))
         mass = mass_of_tiles(batch, row, b, slot, begin, end, temperature, largest, threshold)
-        tl.store(masses_ptr + row.to(tl.int64) * batch.cuts.count + piece, mass)
+        tl.store(masses_ptr + row.to(tl.int64) * batch.cuts.pieces + piece, mass)
 
 
 # ---- one row
@@ -136,8 +143,8 @@ def _masses_kernel(batch, masses_ptr, WIDTH: tl.constexpr, OF_DRAFT: tl.constexp
 @triton.jit
 def sum_of_pieces(parts_ptr, row, cuts):
     lane = tl.arange(0, MOST_PIECES)
-    at = row.to(tl.int64) * cuts.count + lane
-    return tl.sum(tl.load(parts_ptr + at, mask=lane < cuts.count, other=0), 0)
+    at = row.to(tl.int64) * cuts.pieces + lane
+    return tl.sum(tl.load(parts_ptr + at, mask=lane < cuts.pieces, other=0), 0)
 
 
 @triton.jit
@@ -200,7 +207,7 @@ def draft_tile(case, row, b, slot, offs, total):
     if case.inverse is not None:
         id = tl.load(case.inverse + offs, mask=inside, other=-1)
     inside &= (id >= 0) & (id < logits.vocab)
-    at = logits.data + b * logits.stride_b + slot * logits.stride_t + id
+    at = row_pointer(logits, b, slot) + id
     x = tl.load(at, mask=inside, other=float("-inf")).to(tl.float32)
     weights = exp(centre(x, 1.0, tl.load(case.draft.rows.largest + row)))
     return tl.div_rn(tl.where(inside, weights, 0.0), total)

@@ -7,9 +7,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specdec_kernels.ops._triton_batch import largest_of_tile, values_of_tile
 from specdec_kernels.ops._triton_draw import better
 from specdec_kernels.ops._triton_extremes import best_key
-from specdec_kernels.ops._triton_filters import largest_of_tile, values_of_tile
 from specdec_kernels.ops._triton_logits import BLOCK, launch_large, nodes_of
 from specdec_kernels.ops._triton_numerics import log, pair_index, pair_key, pair_value
 from specdec_kernels.ops._triton_random import BONUS, LARGEST_GUMBEL, RESIDUAL
@@ -30,13 +30,15 @@ from specdec_kernels.ops.rejection_sample._triton_recursive import left_of_sibli
 from specdec_kernels.tree import Acceptance
 
 
-def emit(case: Case, ends: Ends, sums: Tensor | None, acceptance: Acceptance) -> None:
+def emit(
+    case: Case, ends: Ends, sums: Tensor | None, acceptance: Acceptance, is_block: bool
+) -> None:
     """Two launches. Reads the last row of each batch row once, and its draft row where a draft was
-    rejected. sums: of rejected siblings; None under `block`."""
-    like, pieces = case.target.logits.data, case.target.cuts.count
+    rejected. sums: of rejected siblings, from walk_recursive."""
+    like, pieces = case.target.logits.data, case.target.cuts.pieces
     batch, width = like.shape[0], window_width(case.target)
     keys = like.new_empty((batch, pieces), dtype=torch.int64)
-    kind = dict(DRAFT=case.draft is not None, BLOCK_RULE=sums is None, WIDTH=width)
+    kind = dict(DRAFT=case.draft is not None, BLOCK_RULE=is_block, WIDTH=width)
     launch_large(_draw_end_kernel, (batch * pieces,), like, case, ends, sums, keys, **kind)
     launch_large(_emit_kernel, (batch,), like, case, ends, keys, acceptance, WIDTH=width)
 
@@ -99,7 +101,7 @@ def _draw_end_kernel(
     DRAFT: tl.constexpr, BLOCK_RULE: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     target = case.target
-    pieces = target.cuts.count
+    pieces = target.cuts.pieces
     b = (tl.program_id(0) // pieces).to(tl.int64)
     piece = tl.program_id(0) % pieces
     slot = tl.load(ends.slot + b)

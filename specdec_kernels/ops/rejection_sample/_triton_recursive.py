@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdec_kernels.ops._triton_filters import largest_of_tile
-from specdec_kernels.ops._triton_logits import BLOCK, centre, launch_large, nodes_of
+from specdec_kernels.ops._triton_batch import largest_of_tile
+from specdec_kernels.ops._triton_logits import BLOCK, centre, launch_large, nodes_of, row_pointer
 from specdec_kernels.ops._triton_numerics import exp, mass_as_float, to_mass
 from specdec_kernels.ops._triton_random import coin
 from specdec_kernels.ops._triton_walk import append, child_with_token, next_child
@@ -134,7 +134,7 @@ def _draft_mass(case, row, b, slot, total):
     for tile in range(tl.cdiv(draft.logits.vocab, BLOCK)):
         offs = tile * BLOCK + tl.arange(0, BLOCK)
         inside = offs < draft.logits.vocab
-        at = draft.logits.data + b * draft.logits.stride_b + slot * draft.logits.stride_t
+        at = row_pointer(draft.logits, b, slot)
         x = tl.load(at + offs, mask=inside, other=float("-inf")).to(tl.float32)
         if case.vocab_map is not None:
             id = tl.load(case.vocab_map + offs, mask=inside, other=-1)

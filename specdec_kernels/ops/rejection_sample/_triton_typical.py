@@ -8,8 +8,8 @@ import triton
 import triton.language as tl
 
 from specdec_kernels.ops._triton import launch
+from specdec_kernels.ops._triton_batch import largest_of_tile, values_of_tile
 from specdec_kernels.ops._triton_extremes import row_of_program
-from specdec_kernels.ops._triton_filters import largest_of_tile, values_of_tile
 from specdec_kernels.ops._triton_logits import BLOCK, WARPS, nodes_of
 from specdec_kernels.ops._triton_numerics import exp, log, mass_as_float, to_mass
 from specdec_kernels.ops._triton_walk import append, next_child
@@ -31,7 +31,7 @@ from specdec_kernels.tree import Acceptance
 def walk_typical(case: Case, acceptance: Acceptance, threshold: float, alpha: float) -> Ends:
     """Two launches. Reads the rows of nodes with children once more."""
     target, like = case.target, case.target.logits.data
-    rows, pieces, width = target.logits.rows, target.cuts.count, window_width(target)
+    rows, pieces, width = target.logits.rows, target.cuts.pieces, window_width(target)
     spreads = like.new_empty((rows, pieces), dtype=torch.int64)
     ends = Ends.new(like.shape[0], like)
     launch(_spreads_kernel, (rows * pieces,), like, case, spreads, WIDTH=width, num_warps=WARPS)
@@ -55,7 +55,7 @@ def walk_typical(case: Case, acceptance: Acceptance, threshold: float, alpha: fl
 def _spreads_kernel(case, spreads_ptr, WIDTH: tl.constexpr):
     """The mass of -value exp(value) over the kept values."""
     target = case.target
-    row, piece, b, slot = row_of_program(target.cuts.count, target.logits.width)
+    row, piece, b, slot = row_of_program(target.cuts.pieces, target.logits.width)
     if is_parent(target, b, slot, WIDTH):
         temperature = tl.load(target.filters.temperature + b)
         largest = tl.load(target.rows.largest + row)
@@ -69,7 +69,7 @@ def _spreads_kernel(case, spreads_ptr, WIDTH: tl.constexpr):
                     _, values = values_of_tile(target, b, slot, tile, temperature, largest)
                     spread = to_mass(exp(values) * -values)
                     sums += tl.where(values >= threshold, spread, 0)
-        tl.store(spreads_ptr + row.to(tl.int64) * target.cuts.count + piece, tl.sum(sums, 0))
+        tl.store(spreads_ptr + row.to(tl.int64) * target.cuts.pieces + piece, tl.sum(sums, 0))
 
 
 @triton.jit

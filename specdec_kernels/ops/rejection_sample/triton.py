@@ -16,9 +16,10 @@ from torch import Tensor
 
 from specdec_kernels.ops._random import BONUS
 from specdec_kernels.ops._triton import launch
+from specdec_kernels.ops._triton_batch import Batch
 from specdec_kernels.ops._triton_draw import draw
-from specdec_kernels.ops._triton_extremes import best_key
-from specdec_kernels.ops._triton_filters import Batch, Filters, prepare
+from specdec_kernels.ops._triton_extremes import Filters, best_key
+from specdec_kernels.ops._triton_filters import prepare
 from specdec_kernels.ops._triton_logits import Edits, Window, nodes_of
 from specdec_kernels.ops._triton_numerics import pair_index
 from specdec_kernels.ops._triton_walk import append, child_with_token, finish_row
@@ -36,12 +37,12 @@ def rejection_sample(
     target_logits: Tensor, draft_token_ids: Tensor, parents: Tensor, num_nodes: Tensor, *args: Any
 ) -> tuple[Tensor, ...]:
     """`coupled`: five launches. Reads the rows of nodes once, and tiles that could win once more.
-    The others: up to eleven. Read the rows of nodes once, those with children (and their draft
+    The others: eight to twelve. Read the rows of nodes once, those with children (and their draft
     rows) once more, `block` and `typical` twice, and the last row once more. On trees `recursive`
     reads a row and its draft row again for every rejected sibling but the last, in one program.
 
-    On CUDA tensors nothing is read by the host: rules for chains follow a tree up to its first
-    branching.
+    On CUDA tensors nothing is read by the host, and a tree under a rule for chains is no error:
+    `block` follows it up to its first branching, `token` verifies it as `recursive`.
     """
     *fields, draft_logits, vocab_map, rule, threshold, alpha = args
     sampling, rule = SamplingParams(*fields), reference.resolve(rule, draft_logits)
@@ -61,10 +62,9 @@ def rejection_sample(
         ends = walk_block(case, acceptance)
     elif rule == "typical":
         ends = walk_typical(case, acceptance, threshold, alpha)
-        sums = ends.weight
     else:
         ends, sums = walk_recursive(case, acceptance)
-    emit(case, ends, sums, acceptance)
+    emit(case, ends, sums, acceptance, is_block=rule == "block")
     return tuple(acceptance)
 
 

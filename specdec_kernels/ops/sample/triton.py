@@ -11,8 +11,8 @@ from torch import Tensor
 
 from specdec_kernels.ops._triton import launch
 from specdec_kernels.ops._triton_draw import draw
-from specdec_kernels.ops._triton_extremes import best_key
-from specdec_kernels.ops._triton_filters import Filters, prepare
+from specdec_kernels.ops._triton_extremes import Filters, best_key
+from specdec_kernels.ops._triton_filters import prepare
 from specdec_kernels.ops._triton_logits import Edits, Window
 from specdec_kernels.ops._triton_numerics import pair_index
 from specdec_kernels.tree import SamplingParams

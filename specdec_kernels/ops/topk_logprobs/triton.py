@@ -40,12 +40,12 @@ def topk_logprobs(logits: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
             f"expected a vocabulary of at most {LARGEST_VOCABULARY} tokens, got {rows.vocab}"
         )
     cuts = Cuts.of(rows)
-    extremes = find_extremes(rows, Edits(), Window(), cuts, keeps_maxima=True)
-    masses = logits.new_empty((rows.rows, cuts.count), dtype=torch.int64)
+    extremes = find_extremes(rows, Edits(), Window(), cuts)
+    masses = logits.new_empty((rows.rows, cuts.pieces), dtype=torch.int64)
     logprobs = logits.new_empty((rows.rows, k), dtype=torch.float32)
     token_ids = logits.new_empty((rows.rows, k), dtype=torch.int64)
     lse = logits.new_empty(rows.rows, dtype=torch.float32)
-    grid = (rows.rows * cuts.count,)
+    grid = (rows.rows * cuts.pieces,)
     launch(_sums_kernel, grid, logits, rows, cuts, extremes, masses, num_warps=WARPS)
     outputs = (logprobs, token_ids, lse)
     tiles = dict(TILES=triton.next_power_of_2(rows.tiles))
@@ -77,7 +77,7 @@ def _load(logits, b, tile):
 @triton.jit
 def _sums_kernel(logits, cuts, extremes, masses_ptr):
     """The mass of exp(logit - largest) of every piece."""
-    row, piece, b, _ = row_of_program(cuts.count, logits.width)
+    row, piece, b, _slot = row_of_program(cuts.pieces, logits.width)
     largest = pair_value(best_key(extremes.keys, row, cuts))
     begin = piece * cuts.tiles
     tiles = tl.cdiv(logits.vocab, BLOCK)
@@ -86,10 +86,10 @@ def _sums_kernel(logits, cuts, extremes, masses_ptr):
         for tile in range(begin, tl.minimum(begin + cuts.tiles, tiles)):
             bound = tl.load(extremes.maxima + b * tiles + tile)
             if centre(bound, 1.0, largest) >= NEGLIGIBLE:
-                _, x = _load(logits, b, tile)
+                _offs, x = _load(logits, b, tile)
                 values = centre(x, 1.0, largest)
                 mass += tl.where(values >= LOWEST_FLOAT, to_mass(exp(values)), 0)
-    tl.store(masses_ptr + b * cuts.count + piece, tl.sum(mass, 0))
+    tl.store(masses_ptr + b * cuts.pieces + piece, tl.sum(mass, 0))
 
 
 @triton.jit
@@ -103,7 +103,7 @@ def _best_of_tile(logits, b, tile, last):
 @triton.jit
 def _log_sum(cuts, masses_ptr, b):
     lane = tl.arange(0, MOST_PIECES)
-    parts = tl.load(masses_ptr + b * cuts.count + lane, mask=lane < cuts.count, other=0)
+    parts = tl.load(masses_ptr + b * cuts.pieces + lane, mask=lane < cuts.pieces, other=0)
     return log(mass_as_float(tl.sum(parts, 0)))
 
 

@@ -32,15 +32,19 @@ def block_of(dim: int) -> int:
 
 
 def choose_tiles(chip: Chip, dtype: torch.dtype, rows: int, dim: int, v_dim: int) -> Tiles:
-    """`rows`: slots times query heads, per K/V head. `dim`, `v_dim`: sizes of K's and V's heads."""
+    """Few enough rows and keys at a time that nothing spills: tests compile what this returns.
+
+    Args:
+        rows: slots times query heads, per K/V head. dim, v_dim: sizes of K's and V's heads.
+    """
     wide, single = max(block_of(dim), block_of(v_dim)), dtype == torch.float32
     most_rows = 16 if single or wide > 256 else 32 if chip.backend == "hip" or wide > 128 else 128
     block_m = min(block_of(rows), most_rows)
-    block_n = 64 if block_m * wide <= 32 * 128 and not single else 32
-    num_warps = 8 if block_m * wide > 64 * 128 else 4
+    roomy = chip.shared_memory >= 160_000 and not single
+    block_n = 64 if roomy and block_m * wide <= 32 * 128 else 32
     stage_bytes = block_n * (block_of(dim) + block_of(v_dim)) * dtype.itemsize
     num_stages = min(max(chip.shared_memory // (RESIDENT * stage_bytes), 1), 3)
-    return Tiles(block_m, block_n, num_warps, num_stages)
+    return Tiles(block_m, block_n, 8 if block_m * wide > 64 * 128 else 4, num_stages)
 
 
 def choose_splits(
