@@ -9,6 +9,7 @@ from specdec_kernels import native
 from specdec_kernels.dispatch import register, triton_kernel, undisturbed
 from specdec_kernels.ops._checks import FLOATS, expect, expect_no_grad, wants_grad
 from specdec_kernels.ops.tree_attention import reference
+from specdec_kernels.proven import is_proven
 
 __all__ = ["tree_attention"]
 
@@ -158,7 +159,7 @@ def _cuda(
     q, k, v, prefix_len, num_nodes, tree_mask=None, depth=None, sinks=None, block_table=None,
     scale=1.0, window=None, softcap=None, split_size=0, hopper=False,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """`hopper` takes the kernel for sm_90a, which has not run on a device yet."""
+    """The kernel for sm_90a runs where its suite has passed, or with `hopper`."""
     batch, size, q_heads, dim = q.shape
     v_dim = v.shape[-1]
     if max(dim, v_dim) > 256:
@@ -167,6 +168,8 @@ def _cuda(
         kv_heads, slots = k.shape[1:3]
     else:
         kv_heads, slots = k.shape[2], block_table.shape[1] * k.shape[1]
+    if not hopper and is_proven(_NAME, "cuda-hopper", q.device):
+        hopper = split_size == 0 and _suits_hopper(q, k, v, block_table)
     device, stream = native.cuda_launch(q)
     floats, tickets = native.cuda.tree_attention_workspace(
         q.itemsize, batch, size, q_heads, kv_heads, dim, v_dim, slots, split_size, hopper, device
@@ -179,6 +182,23 @@ def _cuda(
         scale, softcap or 0.0, window or 0, split_size, hopper, device, stream,
     )  # fmt: skip
     return out, lse
+
+
+_cuda.paths = ("cuda", "cuda-hopper")  # type: ignore[attr-defined]
+
+
+def _suits_hopper(q: Tensor, k: Tensor, v: Tensor, block_table: Tensor | None) -> bool:
+    """Its tensor copies want 16-bit elements, rows that start at 16 bytes, and pages of whole tiles
+    or of 8, 16 or 32 slots."""
+    page = k.shape[1] if block_table is not None else 64
+    return (
+        q.itemsize == 2
+        and (page % 64 == 0 or page in (8, 16, 32))
+        and all(
+            (x.data_ptr() | x.stride(0) * 2 | x.stride(1) * 2 | x.stride(2) * 2) % 16 == 0
+            for x in (k, v)
+        )
+    )
 
 
 def _reference(
