@@ -175,7 +175,8 @@ __device__ int64_t draw(const Row& row, const Scanned& scanned, const Distributi
     const int64_t winner = key_index(scanned.drawn);
     if (from.scale.value(row.value(winner)) >= from.threshold) return winner;
   }
-  return key_index(draw_kept(row, from.scale, from.threshold, noise, 0, row.size()));
+  const Key drawn = draw_kept(row, from.scale, from.threshold, noise, 0, row.size());
+  return drawn == 0 ? from.token : key_index(drawn);  // bounds overflow where only one token counts
 }
 
 }  // namespace

@@ -137,7 +137,7 @@ struct Scale {
   SPECDEC_INLINE Scale(float row_temperature, float largest_logit)
       : temperature(row_temperature < 0x1.fffffep+127f ? row_temperature : 0x1.fffffep+127f),
         largest(largest_logit / temperature),
-        inverse(1.0f / temperature) {}
+        inverse(min(1.0f / temperature, 0x1.fffffep+127f)) {}
 
   SPECDEC_INLINE float scaled(float logit) const {
     return temperature == 1.0f ? logit : logit / temperature;

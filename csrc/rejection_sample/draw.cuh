@@ -81,7 +81,8 @@ __device__ void draw_slice(const Arguments& a, const Slices& slices, int64_t b, 
   }
   if (key == 0) key = draw_untried(row, node, Left{nullptr, 0}, noise, 0, a.params.vocab);
   if (threadIdx.x == 0)
-    a.params.acceptance.output_token_ids[b * a.params.window.width + job.index] = key_index(key);
+    a.params.acceptance.output_token_ids[b * a.params.window.width + job.index] =
+        key == 0 ? node.token : key_index(key);
 }
 
 }  // namespace
