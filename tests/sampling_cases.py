@@ -6,20 +6,26 @@ import math
 
 import torch
 
+from specdec_kernels import native
 from specdec_kernels.testing import FALSE_ALARM as FALSE_ALARM
 from specdec_kernels.testing import chi_square_pvalue as chi_square_pvalue
 from specdec_kernels.tree import SamplingParams
 
 
-def rows_for(backend: str, rows: int, interpreted: int) -> int:
-    """Rows of a test, fewer under Triton's interpreter, which takes 10 to 50 ms for each."""
-    return interpreted if backend == "triton" else rows
+def is_slow(backend: str) -> bool:
+    """Whether GPU code runs on the CPU here, which takes 10 to 50 ms for each row."""
+    return {"triton": native.triton_interprets, "cuda": native.cuda_is_emulated}.get(backend, False)
+
+
+def rows_for(backend: str, rows: int, few: int) -> int:
+    """Rows of a test, few where each takes long."""
+    return few if is_slow(backend) else rows
 
 
 def too_long(backend: str, size: int, dtype: torch.dtype) -> bool:
-    """Under Triton's interpreter every size is tested in one dtype, neighbours in others."""
+    """Where rows take long every size is tested in one dtype, neighbours in others."""
     dtypes = (torch.float32, torch.bfloat16, torch.float16)
-    return backend == "triton" and dtype != dtypes[size % 3]
+    return is_slow(backend) and dtype != dtypes[size % 3]
 
 
 def random_window(g: torch.Generator, batch: int, width: int, vocab: int, chain: bool = False):

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from helpers import backends
-from sampling_cases import likely_children, random_window, rows_for
+from sampling_cases import is_slow, likely_children, random_window, rows_for
 
 from specdec_kernels.ops.rejection_sample import block_position, reference, rejection_sample
 from specdec_kernels.ops.sample import sample
@@ -14,7 +14,7 @@ from specdec_kernels.tree import STATUS_NAN, DraftTree, SamplingParams
 BACKENDS = backends("rejection_sample")
 
 NATIVE = [b for b in BACKENDS if b != "reference"]
-STATISTICAL = [b for b in NATIVE if b != "triton"]  # the rows are too many for an interpreter
+STATISTICAL = [b for b in NATIVE if not is_slow(b)]
 
 
 def chain(batch, width):

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from sampling_cases import (
     FALSE_ALARM,
     chi_square_pvalue,
+    is_slow,
     random_sampling,
     rows_for,
     too_long,
@@ -22,7 +23,7 @@ BACKENDS = backends("sample")
 
 NATIVE = [b for b in BACKENDS if b != "reference"]
 # Statistics take too many rows for an interpreter: its tokens are held to those of the reference.
-STATISTICAL = [b for b in BACKENDS if b != "triton"]
+STATISTICAL = [b for b in BACKENDS if not is_slow(b)]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
