@@ -97,6 +97,7 @@ def check(columns, max_nodes, width, backend):
 @pytest.mark.parametrize("width", [1, 2, 33, 63, 64, 65, 130])
 @pytest.mark.parametrize("count", [0, 1, 60, 300])
 def test_against_brute_force(backend, width, count):
+    count = min(count, 140) if backend == "triton" else count  # more than one block of either kind
     g = torch.Generator().manual_seed(width + count)
     columns = proper_candidates(g, 6, count, vocab=1000 if width % 2 else 4)
     max_nodes = torch.tensor([width, 0, 1, width + 9, -3, max(width // 2, 1)], dtype=torch.int32)
@@ -156,7 +157,8 @@ def test_examples(backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_prefix_is_the_best_smaller_tree(backend):
-    columns = proper_candidates(torch.Generator().manual_seed(3), 2, 200)
+    count = 80 if backend == "triton" else 200
+    columns = proper_candidates(torch.Generator().manual_seed(3), 2, count)
     large = build_tree(*columns, max_nodes=70, backend=backend)
     for size in (1, 2, 20, 69):
         small = build_tree(*columns, max_nodes=size, backend=backend)
@@ -201,7 +203,7 @@ def test_expansion_with_topk_logprobs(backend):
     frontier, above = root[:, None], torch.zeros(2, 1)
     hangs_on, count = torch.full((2, 1), -1), 0
     for _ in range(levels):
-        logprobs, ids, _ = topk_logprobs(model[frontier].flatten(0, 1), k, backend=backend)
+        logprobs, ids, _ = topk_logprobs(model[frontier].flatten(0, 1), k)
         each = (above[..., None] + logprobs.view(2, -1, k)).flatten(1)
         token_ids.append(ids.view(2, -1))
         scores.append(each)

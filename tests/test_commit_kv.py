@@ -48,6 +48,25 @@ def test_moves_accepted_rows(backend, paged, dtype):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("paged", [False, True])
+def test_shapes_may_differ_between_caches(backend, paged):
+    """Heads, sizes and strides: aligned to 16 bytes or to 2, one block of heads or several."""
+    g = torch.Generator().manual_seed(1)
+    path = torch.tensor([[0, 1, 3, 4, 7, 8, 9, 12, 15]], dtype=torch.int32).repeat(2, 2)[:, :9]
+    num_kept, prefix_len = torch.tensor([9, 6]).int(), torch.tensor([3, 8]).int()
+    table = torch.randperm(8, generator=g).int().view(2, 4) if paged else None
+    for shapes in (((8, 64), (2, 128)), ((3, 129), (5, 7)), ((33, 64), (1, 256))):
+        caches = []
+        for heads, dim in shapes:
+            size = (8, 8, heads, dim) if paged else (2, heads, 32, dim)
+            caches.append(torch.randn(size, generator=g).bfloat16())
+        same = [cache.clone() for cache in caches]
+        commit_kv_(caches[:1], caches[1:], path, num_kept, prefix_len, table, backend=backend)
+        commit_kv_(same[:1], same[1:], path, num_kept, prefix_len, table, backend="reference")
+        assert all(torch.equal(a, b) for a, b in zip(caches, same, strict=True))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_finished_rows_are_left_alone(backend):
     k, v, path, num_kept, prefix_len, _ = case(torch.float32, False)
     before = [cache.clone() for cache in k + v]

@@ -1,3 +1,5 @@
+import importlib
+
 import pytest
 import torch
 from helpers import backends
@@ -93,15 +95,30 @@ def test_lengths_around_the_vector_blocks(backend, latest, length):
 @pytest.mark.parametrize("latest", [True, False])
 @pytest.mark.parametrize("length", [32_768, 32_832, 32_833, 80_000])
 def test_matches_far_apart_in_long_texts(backend, latest, length):
+    if backend == "triton":
+        length //= 8  # still several of its chunks
     tokens = torch.arange(length, dtype=torch.int32).repeat(2, 1)
     options = dict(min_n=1, max_n=4, k=3, num_matches=4, latest=latest)
-    for end in (3, 64, 16_383, 32_703, 32_767, length // 2, length - 70, length - 9):
+    ends = (3, 64, 2047, 2048, 16_383, 32_703, 32_767, length // 2, length - 70, length - 9)
+    for end in [end for end in ends if end < length - 4]:
         tokens[0, end - 3 : end + 1] = tokens[0, -4:]
         lens = torch.tensor([length, length - 1], dtype=torch.int32)
         expected = ngram_lookup(tokens, lens, **options, backend="reference")
         result = ngram_lookup(tokens, lens, **options, backend=backend)
         assert expected[1][0].any()
         assert all(torch.equal(a, b) for a, b in zip(result, expected, strict=True))
+
+
+@pytest.mark.skipif("triton" not in BACKENDS, reason="a size of the Triton kernels")
+@pytest.mark.parametrize("backend", ["triton"])
+@pytest.mark.parametrize("latest", [True, False])
+def test_matches_of_many_chunks(backend, latest, monkeypatch):
+    """Merged more than once."""
+    module = importlib.import_module("specdec_kernels.ops.ngram_lookup.triton")
+    monkeypatch.setattr(module, "CHUNK", 16)
+    g = torch.Generator().manual_seed(0)
+    texts = [torch.randint(0, n, (300,), generator=g).tolist() for n in (2, 5, 60)]
+    check([*texts, texts[0][:50], [3] * 300], backend, 1, 5, 4, 5, latest)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

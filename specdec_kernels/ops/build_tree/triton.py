@@ -10,6 +10,7 @@ from torch import Tensor
 from specdec_kernels.ops._triton import launch
 
 BLOCK_I, BLOCK_J = 32, 128  # candidates that are compared, each with each
+RANKED = 16  # per block: keys take twice the registers
 NOT_REACHED = tl.constexpr(-2)
 INF = tl.constexpr(float("inf"))
 
@@ -192,7 +193,8 @@ def build_tree(
     sizes = dict(BLOCK_I=BLOCK_I, BLOCK_J=BLOCK_J, num_warps=4)
     candidates = (token_ids, scores, parents, max_nodes, level, canon, above, best, key, found)
     launch(_join_kernel, (batch,), parents, *candidates, count, width, **sizes)
-    blocks = triton.cdiv(count, BLOCK_I)
+    sizes["BLOCK_I"] = RANKED
+    blocks = triton.cdiv(count, RANKED)
     launch(
         _rank_kernel, (blocks, batch), parents, key, max_nodes, slot, order, count, width, **sizes
     )
