@@ -65,8 +65,7 @@ def _commit_kv_kernel(
         to, _ = _slot_offsets(
             prefix + i, block_table_ptr, b, size_1, stride_0, stride_1, stride_2, moves, PAGED
         )
-        in_words = heads * stride_h * ITEM_BYTES // WORD_BYTES
-        in_words = tl.multiple_of(in_words, (1, VECTOR, VECTOR)) + words
+        in_words = heads * tl.multiple_of(stride_h * ITEM_BYTES // WORD_BYTES, VECTOR) + words
         mask = moves[:, None, None] & inside
         at = tl.multiple_of(at * ITEM_BYTES // WORD_BYTES, VECTOR)[:, None, None]
         to = tl.multiple_of(to * ITEM_BYTES // WORD_BYTES, VECTOR)[:, None, None]
