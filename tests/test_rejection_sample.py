@@ -286,21 +286,6 @@ def test_fuzz_against_reference(backend, values, draft_values, seed):
             assert_same(other, expected)
 
 
-@pytest.mark.parametrize("backend", NATIVE)
-def test_same_tokens_in_2000_rows(backend):
-    """`coupled`, chains of one draft that is often right."""
-    rows, vocab = 2000, 13
-    g = torch.Generator().manual_seed(8)
-    logits = torch.randn(rows, 2, vocab, generator=g) * 3
-    ids = torch.cat([torch.zeros(rows, 1).long(), logits[:, :1].argmax(-1)], 1)
-    parents = torch.tensor([[-1, 0]], dtype=torch.int32).expand(rows, -1)
-    num_nodes = torch.randint(0, 3, (rows,), generator=g, dtype=torch.int32)
-    args = (logits, ids, parents, num_nodes, settings_of(rows, temperature=0.7))
-    expected = rejection_sample(*args, rule="coupled", backend="reference")
-    assert int(expected.num_accepted.sum()) > 300
-    assert_same(rejection_sample(*args, rule="coupled", backend=backend), expected)
-
-
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_rules_for_chains_refuse_trees(backend):
     logits, ids = torch.zeros(2, 3, 5), torch.zeros(2, 3, dtype=torch.int64)

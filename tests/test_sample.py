@@ -267,16 +267,6 @@ def test_fuzz_against_reference(backend, values, dtype, seed):
     assert torch.equal(sample(logits, sampling, backend=backend), expected)
 
 
-@pytest.mark.parametrize("backend", NATIVE)
-def test_same_tokens_in_2000_rows(backend):
-    g = torch.Generator().manual_seed(9)
-    logits = torch.randn(2000, 29, generator=g) * 2
-    sampling = SamplingParams.make(2000, temperature=0.8, seed=range(2000), position=range(2000))
-    sampling = sampling._replace(min_p=torch.rand(2000, generator=g) * 0.1)
-    expected = sample(logits, sampling, backend="reference")
-    assert torch.equal(sample(logits, sampling, backend=backend), expected)
-
-
 def test_reference_in_float64():
     """Given fp64 the reference computes in fp64, with the same noise."""
     logits = torch.randn(200, 50, generator=torch.Generator().manual_seed(4))
