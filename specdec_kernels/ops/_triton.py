@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+WARPS = 8  # of kernels that read logits
+
 LOG = logging.getLogger("specdec_kernels")
 
 
@@ -67,3 +69,13 @@ def launch(kernel: Any, grid: Sequence[int], like: Tensor, *args: Any, **options
     on_device = torch.cuda.device(like.device) if like.is_cuda else contextlib.nullcontext()
     with on_device:
         kernel[tuple(grid)](*args, enable_fp_fusion=False, **options)
+
+
+def launch_large(
+    kernel: Any, grid: Sequence[int], like: Tensor, *args: Any, **options: Any
+) -> None:
+    """Launches a kernel of many registers: left alone, ptxas spills some of them for the sake of an
+    occupancy that it aims at."""
+    if chip_of(like).backend == "cuda":
+        options["maxnreg"] = 255
+    launch(kernel, grid, like, *args, **{"num_warps": WARPS, **options})

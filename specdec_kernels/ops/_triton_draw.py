@@ -7,9 +7,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specdec_kernels.ops._triton import launch_large
 from specdec_kernels.ops._triton_batch import Batch, largest_of_tile, values_of_tile
 from specdec_kernels.ops._triton_extremes import row_of_program
-from specdec_kernels.ops._triton_logits import BLOCK, depth_of, launch_large, nodes_of
+from specdec_kernels.ops._triton_logits import BLOCK, depth_of, nodes_of
 from specdec_kernels.ops._triton_numerics import pair_key
 from specdec_kernels.ops._triton_random import LARGEST_GUMBEL, gumbel, may_beat, uniforms
 

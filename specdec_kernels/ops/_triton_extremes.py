@@ -9,10 +9,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdec_kernels.ops._triton import launch
+from specdec_kernels.ops._triton import WARPS, launch
 from specdec_kernels.ops._triton_logits import (
     BLOCK,
-    WARPS,
     Edits,
     Logits,
     Window,

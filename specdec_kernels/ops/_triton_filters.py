@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specdec_kernels.ops._triton import launch_large
 from specdec_kernels.ops._triton_batch import Batch, Rows, values_of_tile
 from specdec_kernels.ops._triton_extremes import (
     EMPTY,
@@ -23,7 +24,6 @@ from specdec_kernels.ops._triton_logits import (
     Edits,
     Logits,
     Window,
-    launch_large,
     nodes_of,
 )
 from specdec_kernels.ops._triton_numerics import (

@@ -5,32 +5,20 @@ A row is a node of a verify window, batch row b and slot; `sample` has windows o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdec_kernels.ops._triton import chip_of, launch
+from specdec_kernels.ops._triton import launch
 from specdec_kernels.ops._triton_numerics import LARGEST_FLOAT
 from specdec_kernels.tree import LogitEdits
 
 # Tokens of a row that a program handles at once.
 BLOCK = tl.constexpr(2048)
 # Of a program that handles tiles: one 16-byte load of 16-bit logits per thread.
-WARPS = 8
-
-
-def launch_large(
-    kernel: Any, grid: Sequence[int], like: Tensor, *args: Any, **options: Any
-) -> None:
-    """Launches a kernel of many registers: left alone, ptxas spills some of them for the sake of an
-    occupancy that it aims at."""
-    if chip_of(like).backend == "cuda":
-        options["maxnreg"] = 255
-    launch(kernel, grid, like, *args, **options, num_warps=WARPS)
 
 
 class Logits(NamedTuple):

@@ -14,10 +14,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdec_kernels.ops._triton import launch
+from specdec_kernels.ops._triton import launch, launch_large
 from specdec_kernels.ops._triton_batch import largest_of_tile
 from specdec_kernels.ops._triton_extremes import row_of_program
-from specdec_kernels.ops._triton_logits import BLOCK, launch_large, nodes_of
+from specdec_kernels.ops._triton_logits import BLOCK, nodes_of
 from specdec_kernels.ops._triton_numerics import mass_as_float, to_mass
 from specdec_kernels.ops._triton_random import coin
 from specdec_kernels.ops._triton_walk import append

@@ -9,12 +9,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdec_kernels.ops._triton import launch
+from specdec_kernels.ops._triton import WARPS, launch
 from specdec_kernels.ops._triton_batch import Batch, mass_of_tiles, values_of_tile
 from specdec_kernels.ops._triton_extremes import MOST_PIECES, row_of_program
 from specdec_kernels.ops._triton_logits import (
     BLOCK,
-    WARPS,
     centre,
     load_token,
     nodes_of,

@@ -7,10 +7,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specdec_kernels.ops._triton import launch_large
 from specdec_kernels.ops._triton_batch import largest_of_tile, values_of_tile
 from specdec_kernels.ops._triton_draw import better
 from specdec_kernels.ops._triton_extremes import best_key
-from specdec_kernels.ops._triton_logits import BLOCK, launch_large, nodes_of
+from specdec_kernels.ops._triton_logits import BLOCK, nodes_of
 from specdec_kernels.ops._triton_numerics import log, pair_index, pair_key, pair_value
 from specdec_kernels.ops._triton_random import BONUS, LARGEST_GUMBEL, RESIDUAL
 from specdec_kernels.ops._triton_walk import finish_row, next_child

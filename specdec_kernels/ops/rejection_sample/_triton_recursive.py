@@ -11,8 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specdec_kernels.ops._triton import launch_large
 from specdec_kernels.ops._triton_batch import largest_of_tile
-from specdec_kernels.ops._triton_logits import BLOCK, centre, launch_large, nodes_of, row_pointer
+from specdec_kernels.ops._triton_logits import BLOCK, centre, nodes_of, row_pointer
 from specdec_kernels.ops._triton_numerics import exp, mass_as_float, to_mass
 from specdec_kernels.ops._triton_random import coin
 from specdec_kernels.ops._triton_walk import append, child_with_token, next_child

@@ -7,10 +7,10 @@ import torch
 import triton
 import triton.language as tl
 
-from specdec_kernels.ops._triton import launch
+from specdec_kernels.ops._triton import WARPS, launch
 from specdec_kernels.ops._triton_batch import largest_of_tile, values_of_tile
 from specdec_kernels.ops._triton_extremes import row_of_program
-from specdec_kernels.ops._triton_logits import BLOCK, WARPS, nodes_of
+from specdec_kernels.ops._triton_logits import BLOCK, nodes_of
 from specdec_kernels.ops._triton_numerics import exp, log, mass_as_float, to_mass
 from specdec_kernels.ops._triton_walk import append, next_child
 from specdec_kernels.ops.rejection_sample._triton_case import (

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdec_kernels.ops._triton import launch
+from specdec_kernels.ops._triton import WARPS, launch
 from specdec_kernels.ops._triton_extremes import (
     MOST_PIECES,
     Cuts,
@@ -17,7 +17,7 @@ from specdec_kernels.ops._triton_extremes import (
     find_extremes,
     row_of_program,
 )
-from specdec_kernels.ops._triton_logits import BLOCK, WARPS, Edits, Logits, Window, centre
+from specdec_kernels.ops._triton_logits import BLOCK, Edits, Logits, Window, centre
 from specdec_kernels.ops._triton_numerics import (
     LARGEST_VOCABULARY,
     LOWEST_FLOAT,

@@ -8,12 +8,17 @@ import torch
 import triton
 from torch import Tensor
 
-from specdec_kernels.ops._triton import chip_of, launch
+from specdec_kernels.ops._triton import chip_of, launch, launch_large
 from specdec_kernels.ops.tree_attention.triton_kernels import (
     _tree_attention_combine_kernel,
     _tree_attention_kernel,
 )
-from specdec_kernels.ops.tree_attention.triton_tiles import block_of, make_plan
+from specdec_kernels.ops.tree_attention.triton_tiles import (
+    LARGEST_HEAD,
+    block_of,
+    make_plan,
+    precision_of,
+)
 
 ROWS_COMBINED, SPLITS_COMBINED = 8, 4  # per block, and per step of it
 LOG2_E = 1 / math.log(2)
@@ -41,6 +46,10 @@ def tree_attention(
     query head: less than the cache holds where the split is picked.
     """
     batch, size, heads, dim = q.shape
+    if (widest := max(dim, v.shape[-1])) > LARGEST_HEAD:
+        raise ValueError(
+            f"tree_attention: expected D and Dv of at most {LARGEST_HEAD}, got {widest}"
+        )
     out = q.new_empty((batch, size, heads, v.shape[-1]))
     lse = q.new_empty((batch, heads, size), dtype=torch.float32)
     if lse.numel() == 0:
@@ -58,7 +67,7 @@ def tree_attention(
     table = lse if block_table is None else _dense_rows(block_table)
     # softcap * tanh(x * scale / softcap); what is visible must differ from -inf * 0
     factor = (abs(scale) or 1e-30) / softcap if softcap else (abs(scale) or 1e-30) * LOG2_E
-    launch(
+    launch_large(
         _tree_attention_kernel,
         (plan.num_splits * plan.row_blocks, plan.kv_heads, batch),
         q,
@@ -99,7 +108,7 @@ def tree_attention(
         NEGATE=scale < 0,
         SPLIT=plan.num_splits > 1,
         EVEN=split_size == 0,
-        PRECISION="tf32x3" if chip.backend == "cuda" else "ieee",
+        PRECISION=precision_of(chip, max(dim, v.shape[-1])),
         BLOCK_M=plan.tiles.block_m,
         BLOCK_N=plan.tiles.block_n,
         BLOCK_D=block_of(dim),

@@ -14,6 +14,7 @@ MAX_SPLITS = 128  # that are picked; a fixed split_size may make more
 LEAST_KEYS = 128  # per split, for the same reason
 RESIDENT = 2  # blocks of these tiles that a multiprocessor holds at a time
 FIXED_ROWS = 64  # per block under a fixed split size
+LARGEST_HEAD = 256  # beyond, registers spill
 
 
 class Tiles(NamedTuple):
@@ -38,13 +39,20 @@ def choose_tiles(chip: Chip, dtype: torch.dtype, rows: int, dim: int, v_dim: int
         rows: slots times query heads, per K/V head. dim, v_dim: sizes of K's and V's heads.
     """
     wide, single = max(block_of(dim), block_of(v_dim)), dtype == torch.float32
-    most_rows = 16 if single or wide > 256 else 32 if chip.backend == "hip" or wide > 128 else 128
+    most_rows = 16 if single else 32 if chip.backend == "hip" or wide > 128 else 128
     block_m = min(block_of(rows), most_rows)
     roomy = chip.shared_memory >= 160_000 and not single
-    block_n = 64 if roomy and block_m * wide <= 32 * 128 else 32
+    block_n = 64 if roomy and block_m * wide <= 32 * 128 else 16 if single and wide > 128 else 32
     stage_bytes = block_n * (block_of(dim) + block_of(v_dim)) * dtype.itemsize
     num_stages = min(max(chip.shared_memory // (RESIDENT * stage_bytes), 1), 3)
-    return Tiles(block_m, block_n, 8 if block_m * wide > 64 * 128 else 4, num_stages)
+    many = block_m * wide > 64 * 128 or (single and wide > 128)
+    return Tiles(block_m, block_n, 8 if many else 4, num_stages)
+
+
+def precision_of(chip: Chip, dim: int) -> str:
+    """Of products of fp32: three tf32 products keep what one loses, in registers that the largest
+    heads have not left."""
+    return "tf32x3" if chip.backend == "cuda" and dim <= 192 else "ieee"
 
 
 def choose_splits(
