@@ -96,7 +96,6 @@ GPU_TESTS := $(KERNEL_TESTS) $(addprefix $(CURDIR)/tests/test_,logit_edits.py re
 	same_tokens.py triton_numerics.py)
 SANITIZED_GPU_TESTS := $(addprefix $(CURDIR)/tests/test_,commit_kv.py ngram_lookup.py rejection_sample.py sample.py \
 	tree_attention.py verify_greedy.py)
-# CUDA kernels run on the CPU forwards, and backwards under the sanitizers; one thread each, as test does.
 test-gpu-code: $(STAMPS)/test $(STAMPS)/triton $(STAMPS)/package
 	@mkdir -p build
 	@echo "==> Triton kernels, interpreted"
@@ -107,10 +106,7 @@ test-gpu-code: $(STAMPS)/test $(STAMPS)/triton $(STAMPS)/package
 	@cp specdec_kernels/_cpu*.so build/cuda_emulated/package/specdec_kernels
 	@echo "==> CUDA kernels, emulated"
 	@cd build/cuda_emulated/package && OMP_NUM_THREADS=1 $(PYTEST_AWAY) -n $(JOBS) $(GPU_TESTS) -k cuda $(ARGS)
-	$(call copy_with,cuda_sanitized,-DSPECDEC_CUDA=EMULATED -DSPECDEC_SANITIZE=ON,--target _cuda)
-	@cp specdec_kernels/_cpu*.so build/cuda_sanitized/package/specdec_kernels
-	@cd build/cuda_sanitized/package && $(SANITIZED) OMP_NUM_THREADS=1 $(PYTEST_AWAY) -s -n $(JOBS) --cuda-schedule 1 \
-	  $(SANITIZED_GPU_TESTS) -k "cuda and not 151936 and not compile" $(ARGS)
+	@cd build/cuda_emulated/package && OMP_NUM_THREADS=1 $(PYTEST_AWAY) -n $(JOBS) --cuda-schedule 1 $(GPU_TESTS) -k cuda $(ARGS)
 
 test-gpu-code-all: $(STAMPS)/test $(STAMPS)/triton $(STAMPS)/package
 	@echo "==> Triton kernels in every configuration, compiled for every target"
@@ -124,6 +120,10 @@ sanitize: $(STAMPS)/test
 	$(call copy_with,sanitize_emulated,-DSPECDEC_SANITIZE=ON -DSPECDEC_EMULATE=ON)
 	@cd build/sanitize_emulated/package && SPECDEC_CPU_ISA=amx $(SANITIZED) $(PYTEST_AWAY) -s $(BF16_TESTS) \
 	  -k "not compile" $(ARGS)
+	$(call copy_with,cuda_sanitized,-DSPECDEC_CUDA=EMULATED -DSPECDEC_SANITIZE=ON,--target _cuda)
+	@cp specdec_kernels/_cpu*.so build/cuda_sanitized/package/specdec_kernels
+	@cd build/cuda_sanitized/package && $(SANITIZED) OMP_NUM_THREADS=1 $(PYTEST_AWAY) -s -n $(JOBS) --cuda-schedule 1 \
+	  $(SANITIZED_GPU_TESTS) -k "cuda and not 151936 and not compile" $(ARGS)
 
 bench: $(STAMPS)/demo $(STAMPS)/package
 	@$(PY) -m bench $(ARGS)

@@ -177,8 +177,9 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // The same for several matches. A block's best keys suffice: what ranks behind num_matches
-// different drafts in its own chunk does so in the row.
-__global__ void __launch_bounds__(kThreads)
+// different drafts in its own chunk does so in the row. With 1 block per multiprocessor as the aim,
+// ptxas spills nothing.
+__global__ void __launch_bounds__(kThreads, 1)
     ngram_lookups_kernel(const NgramLookupParams p, const Workspace space) {
   const int64_t b = blockIdx.y, begin = int64_t(blockIdx.x) * kChunk;
   const Text text(p, b);
