@@ -21,11 +21,13 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    if native.cuda_is_emulated:
+    if hasattr(native.cuda, "set_schedule"):
         native.cuda.set_schedule(config.getoption("--cuda-schedule"))
 
 
 def pytest_collection_modifyitems(config, items):
+    if not native.cuda_is_emulated:
+        return
     from emulated import is_left_out
 
     left_out = [item for item in items if is_left_out(item)]
