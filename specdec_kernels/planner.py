@@ -81,7 +81,16 @@ def plan(
 
 def expected_tokens(acceptance_rate: float, k: int) -> float:
     """Tokens that a step emits on average, the bonus token counted."""
-    return sum(acceptance_rate**i for i in range(k + 1))
+    if acceptance_rate == 1.0:
+        return k + 1.0
+    return (1.0 - acceptance_rate ** (k + 1)) / (1.0 - acceptance_rate)
+
+
+def tokens_of_mean(acceptance_rate: float, k: float) -> float:
+    """The same for steps of the two lengths between which their mean k lies."""
+    whole, part = int(k), k - int(k)
+    fewer, more = (expected_tokens(acceptance_rate, n) for n in (whole, whole + 1))
+    return (1.0 - part) * fewer + part * more
 
 
 def speedup(acceptance_rate: float, k: int, cost: float) -> float:
@@ -103,13 +112,7 @@ def break_even_acceptance_rate(k: int, cost: float) -> float | None:
 
 def acceptance_rate_of(tokens_per_step: float, k: float) -> float:
     """The rate at which steps of k drafted tokens emit so many on average; k may be a mean."""
-
-    def excess(a: float) -> float:
-        whole, part = int(k), k - int(k)
-        tokens = (1 - part) * expected_tokens(a, whole) + part * expected_tokens(a, whole + 1)
-        return tokens - tokens_per_step
-
-    return _solve(excess)
+    return _solve(lambda a: tokens_of_mean(a, k) - tokens_per_step)
 
 
 def _solve(rising: Callable[[float], float]) -> float:

@@ -8,7 +8,7 @@ import torch
 from tiny_checkpoint import tiny_checkpoint
 
 from specdec_kernels import planner
-from specdec_kernels.cli import bench, main
+from specdec_kernels.cli import bench, main, runs
 from specdec_kernels.cli.bench import contestants, report, sweep, workloads
 
 QUICK = (
@@ -235,5 +235,5 @@ def test_texts_are_equally_long_and_the_weights_shared(checkpoint):
         assert all(text == texts["plain"] and len(text[0]) == 30 for text in texts.values())
         sampled = [c.run(inputs, 30, True).tokens for c in everyone if c.name in ("plain", "ngram")]
         assert all(len(text[0]) == 30 for text in sampled)
-    copy = contestants.share_weights(model)
+    copy = runs.share_weights(model)
     assert copy.lm_head.weight is model.lm_head.weight and copy is not model

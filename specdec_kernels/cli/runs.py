@@ -58,8 +58,7 @@ class Contest:
         self.options: dict[str, dict[str, Any]] = {"specdec": {}}
         if draft is not None:
             self.options[DRAFTED] = {"model": draft}
-        shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-        self.patched = {name: copy.deepcopy(model, dict(shared)) for name in self.options}
+        self.patched = {name: share_weights(model) for name in self.options}
         self.methods = tuple(dict.fromkeys((*METHODS, *self.options)))
         self._stack = contextlib.ExitStack()
 
@@ -98,6 +97,12 @@ class Contest:
         metrics = None if method == "plain" else counts.snapshot()
         tokens = output[0, input_ids.shape[1] :].tolist()
         return Run(tokens, clock.seconds, clock.first_token_seconds, metrics)
+
+
+def share_weights(model: Any) -> Any:
+    """Another model over the same tensors."""
+    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    return copy.deepcopy(model, shared)
 
 
 @contextlib.contextmanager

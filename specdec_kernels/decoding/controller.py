@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from specdec_kernels.drafting import CLASS_CHANCES, CLASSES
 from specdec_kernels.drafting.cost import DraftCost
+from specdec_kernels.planner import expected_tokens
 
 SIZES = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 PRIOR_WEIGHT = 4.0
@@ -244,7 +245,7 @@ class Controller:
             drafting = sum(map(bool, confidence))
             return [drafting * n + len(confidence) - drafting for n in by_size]
         chances = [self.acceptance.probability(c) if c else 0.0 for c in confidence]
-        return [sum(_expected(a, size) for a in chances) for size in sizes]
+        return [sum(expected_tokens(a, size) for a in chances) for size in sizes]
 
     def _probe(self, confidence: int) -> int:
         """A short draft now and then, so that a text that turns predictable is noticed.
@@ -270,10 +271,6 @@ def _positive(seconds: Any) -> float:
     if not 0.0 < float(seconds) < math.inf:
         raise ValueError(f"expected seconds above 0, got {seconds!r}")
     return float(seconds)
-
-
-def _expected(chance: float, size: int) -> float:
-    return (1.0 - chance ** (size + 1)) / (1.0 - chance)
 
 
 def _bucket(window: int) -> int:

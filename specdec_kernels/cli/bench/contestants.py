@@ -6,7 +6,6 @@ All share one set of weights. Each answers the same rows to the same length: no 
 from __future__ import annotations
 
 import contextlib
-import copy
 import importlib.util
 import time
 import warnings
@@ -19,8 +18,8 @@ from torch import Tensor
 import specdec_kernels as sdk
 from specdec_kernels.cli.console import CliError
 from specdec_kernels.cli.model import quiet_transformers
+from specdec_kernels.cli.runs import LOOKUP, share_weights
 
-LOOKUP = {"prompt_lookup_num_tokens": 8, "max_matching_ngram_size": 3}
 SAMPLING = {"temperature": 0.8, "top_p": 0.95, "top_k": 0}
 SEED = 20
 
@@ -75,12 +74,6 @@ def assemble(
                 raise CliError(f"--method {name}: {error}") from error
             everyone.append(Contestant(name, by_generate(own)))
         yield everyone
-
-
-def share_weights(model: Any) -> Any:
-    """Another model over the same tensors."""
-    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    return copy.deepcopy(model, shared)
 
 
 def never_ends(model: Any) -> None:

@@ -100,15 +100,9 @@ def predicted(run: Record, plain: Record) -> float | None:
     verify = seconds["verify"] / counts["num_steps"] / step
     draft = seconds["draft"] / counts["num_steps"] / step
     cost = max((verify - 1.0 + draft) / (drafting * k), 0.0)
-    tokens = 1.0 - drafting + drafting * _tokens(found.acceptance_rate, k)
+    tokens = 1.0 - drafting + drafting * planner.tokens_of_mean(found.acceptance_rate, k)
     ratio = tokens / (1.0 + drafting * k * cost)
     return plain["seconds"] / (seconds["prefill"] + steps / ratio)
-
-
-def _tokens(rate: float, k: float) -> float:
-    whole, part = int(k), k - int(k)
-    fewer, more = planner.expected_tokens(rate, whole), planner.expected_tokens(rate, whole + 1)
-    return (1.0 - part) * fewer + part * more
 
 
 def table(found: Sequence[Row]) -> str:
