@@ -92,4 +92,19 @@ struct alignas(16) Pack {
   T values[16 / sizeof(T)];
 };
 
+// The one switch over element types: run(element), element a value of the type that dtype names.
+template <class Run>
+cudaError_t with_element(DType dtype, Run run) {
+  switch (dtype) {
+    case DType::f32:
+      return run(float());
+    case DType::bf16:
+      return run(BFloat16());
+    case DType::f16:
+      return run(Half());
+    default:
+      return cudaErrorInvalidValue;
+  }
+}
+
 }  // namespace specdec

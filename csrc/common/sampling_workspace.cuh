@@ -46,21 +46,6 @@ inline cudaError_t list_edits(const LogitRows& rows, cudaStream_t stream) {
                 rows.edits, rows.tables, rows.window, rows.vocab);
 }
 
-// run(element), element a value of the type that dtype names.
-template <class Run>
-cudaError_t with_element(DType dtype, Run run) {
-  switch (dtype) {
-    case DType::f32:
-      return run(float());
-    case DType::bf16:
-      return run(BFloat16());
-    case DType::f16:
-      return run(Half());
-    default:
-      return cudaErrorInvalidValue;
-  }
-}
-
 }  // namespace
 }  // namespace SPECDEC_ISA
 }  // namespace specdec

@@ -80,16 +80,8 @@ int tree_attention_cuda(const TreeAttentionParams& p, const TreeAttentionPlan& p
   const AttentionWorkspace space{workspace, tickets, static_cast<int>(plan.row_blocks),
                                  static_cast<int>(plan.splits)};
   cudaStream_t stream = static_cast<cudaStream_t>(launch.stream);
-  switch (p.dtype) {
-    case DType::f32:
-      return launch_mma<float>(p, plan, space, stream);
-    case DType::bf16:
-      return launch_mma<BFloat16>(p, plan, space, stream);
-    case DType::f16:
-      return launch_mma<Half>(p, plan, space, stream);
-    default:
-      return cudaErrorInvalidValue;
-  }
+  return with_element(
+      p.dtype, [&](auto element) { return launch_mma<decltype(element)>(p, plan, space, stream); });
 }
 
 }  // namespace specdec

@@ -192,16 +192,8 @@ int verify_greedy_cuda(const VerifyGreedyParams& p, void* workspace, const CudaL
   Key* words = static_cast<Key*>(workspace);
   const Workspace space{words, words + nodes, words + 2 * nodes};
   cudaStream_t stream = static_cast<cudaStream_t>(launch.stream);
-  switch (p.dtype) {
-    case DType::f32:
-      return launch_kernel<float>(p, space, stream);
-    case DType::bf16:
-      return launch_kernel<BFloat16>(p, space, stream);
-    case DType::f16:
-      return launch_kernel<Half>(p, space, stream);
-    default:
-      return cudaErrorInvalidValue;
-  }
+  return with_element(
+      p.dtype, [&](auto element) { return launch_kernel<decltype(element)>(p, space, stream); });
 }
 
 }  // namespace specdec
